@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.fault_cases import CASES, FAULTS
 from docs import combinations
 from meshctl.recipe import engine_fields, fields, jobset_fields
-from meshctl.recipe.section_types import Field, Section
+from meshctl.recipe.field_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
 from tests.hf import layouts
 

@@ -16,7 +16,7 @@ from itertools import islice, product
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
-from meshctl.recipe.elastic import Layouts, layouts_of, replica_ranks
+from meshctl.recipe.meshes import Layouts, layouts_of, replica_ranks
 from meshctl.recipe.model import Recipe
 from meshctl.topology.cluster import ACCELERATORS
 

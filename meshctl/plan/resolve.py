@@ -12,8 +12,7 @@ from typing import Literal, Protocol, cast
 
 from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage
 from meshctl.recipe import model as recipes
-from meshctl.recipe.allocation import allocation_of
-from meshctl.recipe.meshes import mesh_of
+from meshctl.recipe.meshes import allocation_of, mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.modes import Dispatch, Route

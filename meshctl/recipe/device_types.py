@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
@@ -18,13 +18,10 @@ from meshctl.recipe.editor_schema_parts import (
     whole,
     words,
 )
-from meshctl.recipe.field_types import NAME, Arguments, Integer, Text, Type, integer
+from meshctl.recipe.field_types import NAME, Arguments, FieldReader, Integer, Text, Type, integer
 from meshctl.recipe.scalars import is_whole, shown, text_of
 from meshctl.text.english import did_you_mean
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 
 @dataclass(frozen=True)

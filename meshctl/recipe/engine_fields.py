@@ -10,7 +10,7 @@ A new engine is a section here, with the common options that it implements, an e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe import jobset_fields, slurm_fields
@@ -20,21 +20,22 @@ from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,
     Environment,
+    Field,
+    FieldReader,
     OptionalInteger,
     OptionalSeconds,
+    Retired,
     Seconds,
+    Section,
     Text,
     Texts,
     Type,
     Word,
 )
 from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
-from meshctl.recipe.section_types import Field, Nested, Retired, Section
+from meshctl.recipe.section_types import Nested
 from meshctl.run.directory import EngineChoice
 from meshctl.text.english import listed
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 LEAST_LEASE_S = 1.0
 MAX_AMOUNT = 10**9

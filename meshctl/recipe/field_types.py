@@ -3,8 +3,8 @@
     value = type_.read(reader, node, path)       the value; None for a wrong one, which the reader reports
     type_.schema()                               the JSON Schema of the values that `read` accepts
 
-A new type is one class. `device_types.py` has the types of values about devices, `step_types.py` those of
-steps, and `section_types.py` those of mappings.
+A new type is one class. `device_types.py` has the types of values about devices, and `section_types.py` those
+of mappings.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import field as made
+from functools import cached_property
+from typing import Any, ClassVar, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Span
-from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose.overrides import is_override
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import (
     AUTO,
     MAX_COUNT,
@@ -26,29 +30,31 @@ from meshctl.recipe.editor_schema_parts import (
     WORD,
     Schema,
     list_of,
+    mapping,
     text,
     texts,
     whole,
     words,
 )
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.scalars import (
     BYTES_SCHEMA,
     MIN_MEMORY,
     SECONDS_SCHEMA,
     bytes_in,
+    found_instead,
     integers_from,
     is_scalar,
     is_whole,
     number_of,
+    quoted,
     seconds_in,
     shown,
     text_of,
+    yaml_hint,
 )
-from meshctl.text.english import abbreviated, listed
+from meshctl.text.english import abbreviated, counted, did_you_mean, listed
 from meshctl.topology.sizes import DIMS
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 MAX_SEED = 2**63 - 1
 MAX_STEPS = 10**12
@@ -80,6 +86,183 @@ class Type(ABC):
     @abstractmethod
     def schema(self) -> Schema:
         """Returns the JSON Schema of the values."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a section."""
+
+    key: str
+    type: Type
+    doc: str
+    default: Any = None
+    """The value if the key is left out; None if leaving it out has a special meaning."""
+    required: str = ""
+    """The message if the key is missing, with `{name}` for the name of the mapping; empty for an optional
+    key."""
+    required_help: str = ""
+    aliases: str = ""
+    """Names of the key in other systems, separated by spaces."""
+
+    @property
+    def value_if_absent(self) -> Any:
+        return self.type.empty if self.default is None else self.default
+
+    def schema(self) -> Schema:
+        default = {} if self.default is None else {"default": self.default}
+        return {"description": self.doc, **self.type.schema(), **default}
+
+
+@dataclass(frozen=True)
+class Retired:
+    """A key that an earlier version of meshctl had."""
+
+    key: str
+    idle: Any
+    """The only value that had no effect."""
+    help: str
+    """The change, and what users do instead."""
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A mapping of a recipe with a fixed set of keys."""
+
+    name: str
+    title: str
+    """The words by which messages name the section, such as `a stage of a block`."""
+    fields: tuple[Field, ...]
+    retired: tuple[Retired, ...] = ()
+
+    @cached_property
+    def by_key(self) -> dict[str, Field]:
+        return {field.key: field for field in self.fields}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.by_key)
+
+    def default(self, key: str) -> Any:
+        """Returns the value of a key that is left out."""
+        return self.by_key[key].value_if_absent
+
+    def defaults(self) -> Iterator[Field]:
+        """Yields the fields with a default."""
+        return (field for field in self.fields if field.default is not None)
+
+    def schema(self, *, has_shorthand: bool = False) -> Schema:
+        """Returns the schema of the mapping, which allows only these keys. If `has_shorthand`, a text is also
+        allowed."""
+        kind = {"type": ["object", "string"]} if has_shorthand else mapping()
+        properties = {field.key: field.schema() for field in self.fields}
+        return {**kind, "properties": properties, "additionalProperties": False}
+
+
+@plain_dataclass
+class FieldReader:
+    """Reads the values of a recipe by the types of their fields, and reports what is wrong.
+
+        reader = FieldReader()
+        values = reader.section(node, ("groups", "train"), GROUP)     {"ranks": 4, "device_type": "cuda", ...}
+
+    A wrong value is reported once. It is then treated like a key that was left out.
+    """
+
+    found: list[Diagnostic] = made(default_factory=list)
+    wrong: set[KeyPath] = made(default_factory=set)
+    """Key paths of reported values."""
+
+    # Reports
+
+    def report(
+        self,
+        path: KeyPath,
+        code: str,
+        message: str,
+        span: Span,
+        *seconds: Span,
+        help: str = "",
+        fixes: tuple[Fix, ...] = (),
+        missing: bool = False,
+    ) -> None:
+        self.wrong.add(path)
+        self.found.append(Diagnostic(code, message, span, seconds, help, fixes=fixes, missing=missing))
+
+    def expected(
+        self, wanted: str, node: Node, path: KeyPath, help: str = "", fixes: tuple[Fix, ...] = ()
+    ) -> None:
+        """Reports a value of the wrong type. `wanted` describes the right type."""
+        if node.value is BROKEN:
+            self.wrong.add(path)
+        elif node.value == MISSING:
+            name = ".".join(path)
+            help = f"replace the `???`, or write {name}=VALUE on the command line"
+            self.report(path, "MC103", f"`{name}` must be given", node.span, help=help, missing=True)
+        elif node.target:
+            message = f"`{shown(path)}` must be {wanted}, {found_instead(node)}"
+            self.report(path, "MC102", message, node.span, node.target.with_word("this is its value"))
+        else:
+            message = f"`{shown(path)}` must be {wanted}, {found_instead(node)}"
+            help, fixes = help or yaml_hint(node, wanted), fixes or quoted(node, wanted)
+            self.report(path, "MC102", message, node.span, help=help, fixes=fixes)
+
+    def unknown_word(
+        self, word: str, words: Iterable[str], noun: str, code: str, node: Node, path: KeyPath
+    ) -> None:
+        fixes = renamed(node.span, word, words)
+        help = did_you_mean(word.lower(), words)
+        self.report(path, code, f"`{word}` is not {noun}", node.span, help=help, fixes=fixes)
+
+    def check_octal(self, node: Node, path: KeyPath) -> None:
+        """Warns about numbers that YAML 1.1 reads in another base: 010 as 8 and 1:30 as 90."""
+        odd = re.fullmatch(r"[-+]?0[0-7_]+|[-+]?\d+(:\d+)+(\.\d*)?", node.written)
+        if odd and node.written != str(node.value):
+            message = f"`{shown(path)}` is written {node.written}, which YAML 1.1 reads as {node.value}"
+            self.found.append(Diagnostic("MC105", message, node.span, (), f"write {node.value}", "warning"))
+
+    # Sections
+
+    def section(
+        self, node: Node, path: KeyPath, section: Section, without: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Returns key -> value for every key of a section, with defaults for keys that are left out. Reports
+        missing required keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
+        return {
+            field.key: self.value(node, path, field, section)
+            for field in section.fields
+            if field.key not in without
+        }
+
+    def value(self, parent: Node, path: KeyPath, field: Field, section: Section) -> Any:
+        node = parent.get(field.key)
+        if node is None:
+            if field.required:
+                self.missing(parent, (*path, field.key), field)
+            return field.value_if_absent
+        value = field.type.read(self, node, (*path, field.key))
+        return field.value_if_absent if value is None else value
+
+    def build(self, section: Section, name: str, node: Node, path: KeyPath) -> Any:
+        """Returns the object that an item of a mapping of names describes, such as one group."""
+        return self.section(node, path, section)
+
+    def missing(self, node: Node, path: KeyPath, field: Field) -> None:
+        """Reports a missing required key, unless an unknown key may be a misspelling of it."""
+        if path in self.wrong:
+            return
+        message = field.required.format(name=path[-2])
+        self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)
+
+    def mapping(self, node: Node | None, path: KeyPath, help: str = "") -> Node | None:
+        """Returns the node if it is a mapping; otherwise reports it and returns None."""
+        if node is None or node.is_mapping:
+            return node
+        if node.value is None:
+            help = "indent the keys below it"
+            if is_override(node.span.file):
+                help = f"to delete it, write ~{'.'.join(path)}"
+        self.expected("a mapping", node, path, help)
+        return None
 
 
 # Simple values
@@ -449,3 +632,50 @@ class Environment(Type):
             "additionalProperties": {"type": ["string", "number"]},
             "items": {"type": "string"},
         }
+
+
+# Steps
+
+
+class StepsOrTime(Integer):
+    """A number of steps, an integer, or a time with units, 90s, 10m, 1h30m, which is read as a float."""
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if isinstance(node.value, str) and node.value and node.value[-1].isalpha():
+            if (seconds := seconds_in(node.value)) and not node.value.isdigit():
+                return seconds
+            reader.expected("a number of steps, or a time such as 10m", node, path)
+            return None
+        return super().read(reader, node, path)
+
+    def schema(self) -> Schema:
+        time = {"type": "string", "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
+        return {"anyOf": [whole(self.min, self.max), time]}
+
+
+class Window(Integer):
+    """A first and a last step, [FIRST, LAST], or one step."""
+
+    empty: ClassVar[Any] = ()
+
+    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
+        if not node.is_list:
+            step = integer(reader, node, path, "[FIRST, LAST], or one step", self.min, self.max)
+            return None if step is None else (step, step)
+        if len(node.value) != 2:
+            message = f"`{shown(path)}` has {counted(len(node.value), 'number')} in place of two"
+            reader.report(path, "MC102", message, node.span, help="write [FIRST, LAST]")
+            return None
+        ends = [super(Window, self).read(reader, item, path) for item in node.value]
+        if None in ends:
+            return None
+        first, last = ends
+        if first > last:
+            message = f"`{shown(path)}` ends with step {last}, before its first step {first}"
+            reader.report(path, "MC102", message, node.span, help=f"write [{last}, {first}]")
+            return None
+        return first, last
+
+    def schema(self) -> Schema:
+        step = whole(self.min, self.max)
+        return {"anyOf": [step, {"type": "array", "items": step, "minItems": 2, "maxItems": 2}]}

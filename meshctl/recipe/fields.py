@@ -18,22 +18,26 @@ from meshctl.recipe.field_types import (
     MAX_STEPS,
     Boolean,
     Bytes,
+    Field,
     Integer,
     Metric,
     OptionalBoolean,
     OptionalInteger,
     OptionalSeconds,
+    Retired,
     Seconds,
+    Section,
     Size,
+    StepsOrTime,
     Text,
     Texts,
+    Window,
     Word,
     Words,
 )
 from meshctl.recipe.section_types import (
     CountOrNamed,
     Defaults,
-    Field,
     FirstKey,
     FreeMapping,
     Inputs,
@@ -41,11 +45,8 @@ from meshctl.recipe.section_types import (
     Named,
     Nested,
     PlainData,
-    Retired,
     Script,
-    Section,
 )
-from meshctl.recipe.step_types import StepsOrTime, Window
 from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
 

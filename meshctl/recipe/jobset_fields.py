@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
@@ -12,19 +12,19 @@ from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,
     Bytes,
+    Field,
+    FieldReader,
     Integer,
     OptionalSeconds,
     Seconds,
+    Section,
     Text,
     Texts,
     Type,
     Word,
 )
 from meshctl.recipe.scalars import is_scalar, text_of
-from meshctl.recipe.section_types import Field, Named, Section
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
+from meshctl.recipe.section_types import Named
 
 HEAD_PORT = 29400
 """The port of the head in its pod, which has a network address of its own."""

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
+from meshctl.recipe.field_types import Field, Section
 from meshctl.recipe.fields import BLOCK, CALL, RECIPE, STAGE, SYNC
-from meshctl.recipe.section_types import Field, Inputs, Named, Nested, Section
+from meshctl.recipe.section_types import Inputs, Named, Nested
 from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES
 

@@ -1,11 +1,20 @@
-"""Computes the mesh of each component, from its own sizes or from those of the component that its `parallel`
-names."""
+"""The meshes of components, from their own sizes or from those of the component that `parallel` names; the
+devices of the groups; and the smaller counts of ranks with which an elastic group can go on, with the layouts
+of its components for each count, which differ from those of the recipe in dp and fsdp sizes only.
+
+    mesh_of(recipe, component)                                           a `DeviceMesh`
+    for layouts in layouts_of(recipe, "train", most=7, least=1): ...     the largest count first
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from math import lcm
 from typing import Any
 
-from meshctl.recipe.model import Component, Recipe, Sizes
+from meshctl.dataclass import dataclass
+from meshctl.recipe.model import Cluster, Component, DeviceGroup, Recipe, Sizes
+from meshctl.topology.allocation import Allocation, allocate
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
 
@@ -46,3 +55,107 @@ def mesh_of(recipe: Recipe, component: Component) -> DeviceMesh:
         )
     except MeshError as error:
         raise NoMesh(component.name) from error
+
+
+# Devices
+
+WITHIN_LAYERS = ("tp", "etp", "ep")
+"""Dims whose process groups communicate within every layer, the most frequent ones first."""
+CLOSE_SIZES = tuple(f"{dim}_size" for dim in (*WITHIN_LAYERS, "fsdp"))
+
+
+def allocation_of(
+    recipe: Recipe, groups: Mapping[str, DeviceGroup] | None = None, cluster: Cluster | None = None
+) -> Allocation:
+    """Returns the devices of every group. `groups` and `cluster` replace those of the recipe."""
+    neighbours = {name: tuple(dict.fromkeys(_neighbours(recipe, name))) for name in recipe.groups}
+    return allocate(groups or recipe.groups, cluster or recipe.cluster, neighbours)
+
+
+def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
+    """Yields the numbers of neighbouring ranks of a group that exchange data within every layer, and those
+    that shard a replica (HSDP)."""
+    components = [each for each in recipe.components_of(group) if _states_close_dims(each)]
+    if not components or recipe.groups[group].device_type == "cpu":
+        return
+    meshes = []
+    for component in components:
+        try:
+            meshes.append(mesh_of(recipe, component))
+        except NoMesh:
+            continue
+    for dim in (*WITHIN_LAYERS, "fsdp"):
+        for mesh in meshes:
+            stride, size = mesh.stride(dim), mesh.size(dim)
+            is_close = dim != "fsdp" or mesh.size("dp") > 1
+            if stride and size > 1 and is_close:
+                yield size * stride
+
+
+def _states_close_dims(component: Component) -> bool:
+    layout = component.parallel
+    return isinstance(layout, Sizes) and any(key in CLOSE_SIZES for key, _ in layout.given)
+
+
+# Elastic groups
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """The layouts of the components of a group for one count of ranks."""
+
+    ranks: int
+    """Number of devices, or on cpu of processes."""
+    sizes: Mapping[str, Mapping[str, int]]
+    """Component -> the sizes that the recipe has to state for it. Components whose layout follows from the
+    count are absent."""
+
+
+def layouts_of(recipe: Recipe, group: str, most: int, least: int) -> Iterator[Layouts]:
+    """Yields the layouts for the counts from `most` down to `least` for which all components of a group have
+    one. Raises `NoMesh` if the sizes of a component are wrong."""
+    step, each = replica_ranks(recipe, group), _devices_per_worker(recipe, group)
+    for ranks in range(most - most % step, max(least, 1) - 1, -step):
+        found = {one.name: _sizes(recipe, one, ranks // each) for one in recipe.components_of(group)}
+        yield Layouts(ranks, {name: sizes for name, sizes in found.items() if sizes})
+
+
+def replica_ranks(recipe: Recipe, group: str) -> int:
+    """Returns the least number of ranks that hold whole replicas of all components of a group: its smallest
+    count. Raises `NoMesh` if the sizes of a component are wrong."""
+    fixed = (_fixed_ranks(recipe, one) for one in recipe.components_of(group))
+    return _devices_per_worker(recipe, group) * lcm(*fixed)
+
+
+def _devices_per_worker(recipe: Recipe, group: str) -> int:
+    found = recipe.groups[group]
+    return 1 if found.device_type == "cpu" else found.gpus_per_worker
+
+
+def _fixed_ranks(recipe: Recipe, component: Component) -> int:
+    """Returns the product of all sizes of a component but dp and fsdp."""
+    mesh = mesh_of(recipe, component)
+    return mesh.world_size // (mesh.size("dp") * mesh.size("fsdp"))
+
+
+def _sizes(recipe: Recipe, component: Component, workers: int) -> Mapping[str, int]:
+    """Returns the sizes that a component has to state for a number of workers."""
+    if isinstance(component.parallel, str) or not component.parallel.given:
+        return {}  # the layout of another component, or dp over all workers
+    mesh, stated = mesh_of(recipe, component), dict(component.parallel.given)
+    was = mesh.size("dp"), mesh.size("fsdp")
+    dp, fsdp = split(workers * was[0] * was[1] // mesh.world_size, *was)
+    sizes = {"dp_size": dp, "fsdp_size": fsdp}
+    return {key: size for key, size in sizes.items() if size > 1 or key in stated}
+
+
+def split(replicas: int, dp: int, fsdp: int) -> tuple[int, int]:
+    """Returns the dp and fsdp sizes whose product is `replicas`, where they were `dp` and `fsdp`. A dim of
+    size 1 stays so. Of two larger ones, fsdp becomes the least size that is not below its old one, so that
+    the state on each rank does not grow as long as that is possible."""
+    if fsdp == 1:
+        return replicas, 1
+    if dp == 1:
+        return 1, replicas
+    sharding = next((size for size in range(fsdp, replicas) if replicas % size == 0), replicas)
+    return replicas // sharding, sharding

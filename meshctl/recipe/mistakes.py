@@ -18,6 +18,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, put
 from meshctl.recipe.engine_fields import ENGINE
+from meshctl.recipe.field_types import Retired, Section
 from meshctl.recipe.fields import (
     BEST,
     CHECKPOINT,
@@ -38,7 +39,7 @@ from meshctl.recipe.fields import (
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.foreign_words import FOREIGN, foreign_help
 from meshctl.recipe.key_paths import stage_section
-from meshctl.recipe.section_types import Inputs, Named, Nested, Retired, Script, Section
+from meshctl.recipe.section_types import Inputs, Named, Nested, Script
 from meshctl.text.english import abbreviated, listed, nearest
 
 NAMED = {"groups": GROUP, "components": COMPONENT, "pipeline": STAGE}

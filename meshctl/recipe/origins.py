@@ -23,12 +23,12 @@ from meshctl.recipe.compose import yaml_scalars
 from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.references import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
+from meshctl.recipe.field_types import Section
 from meshctl.recipe.fields import BEST, BLOCK, CALL, CHECKPOINT, GROUP, POOL, RECIPE, REPEAT, RUN, STOP, SYNC
 from meshctl.recipe.load import Loaded
 from meshctl.recipe.model import Recipe, Stage, stage_path
 from meshctl.recipe.rules import Facts
 from meshctl.recipe.secrets import Secrets, shown
-from meshctl.recipe.section_types import Section
 from meshctl.text.redaction import HIDDEN
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.sizes import DIMS

@@ -16,8 +16,7 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import model
 from meshctl.recipe.blocks import BlockStages, block_of, blocks_of, flat
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.field_reader import FieldReader
-from meshctl.recipe.field_types import NAME, SomeStages, is_run_name
+from meshctl.recipe.field_types import NAME, FieldReader, Section, SomeStages, is_run_name
 from meshctl.recipe.fields import (
     BLOCK,
     CALL,
@@ -31,7 +30,6 @@ from meshctl.recipe.fields import (
     RECIPE,
     SYNC,
 )
-from meshctl.recipe.section_types import Section
 from meshctl.run.directory import EngineChoice
 from meshctl.run.settings import Best, Checkpoint, Elastic, Restarts, Run, Stop, Trace, Track
 from meshctl.topology.sizes import SIZES

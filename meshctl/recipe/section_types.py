@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import files, shipped
@@ -19,12 +18,19 @@ from meshctl.recipe.editor_schema_parts import (
     whole,
     words,
 )
-from meshctl.recipe.field_types import CLASS_PATH, MAX_NAME, NAME, Integer, Text, Type, Word
+from meshctl.recipe.field_types import (
+    CLASS_PATH,
+    MAX_NAME,
+    NAME,
+    FieldReader,
+    Integer,
+    Section,
+    Text,
+    Type,
+    Word,
+)
 from meshctl.recipe.scalars import is_whole
 from meshctl.text.english import abbreviated
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 DEFAULTS_ENTRIES = {
     "_self_": "the position of this file among those that it includes",
@@ -32,76 +38,6 @@ DEFAULTS_ENTRIES = {
 }
 CONFIG_GROUP = r"^((override|optional) )*/?"
 """The prefix of a config group in a defaults list."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One key of a section."""
-
-    key: str
-    type: Type
-    doc: str
-    default: Any = None
-    """The value if the key is left out; None if leaving it out has a special meaning."""
-    required: str = ""
-    """The message if the key is missing, with `{name}` for the name of the mapping; empty for an optional
-    key."""
-    required_help: str = ""
-    aliases: str = ""
-    """Names of the key in other systems, separated by spaces."""
-
-    @property
-    def value_if_absent(self) -> Any:
-        return self.type.empty if self.default is None else self.default
-
-    def schema(self) -> Schema:
-        default = {} if self.default is None else {"default": self.default}
-        return {"description": self.doc, **self.type.schema(), **default}
-
-
-@dataclass(frozen=True)
-class Retired:
-    """A key that an earlier version of meshctl had."""
-
-    key: str
-    idle: Any
-    """The only value that had no effect."""
-    help: str
-    """The change, and what users do instead."""
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """A mapping of a recipe with a fixed set of keys."""
-
-    name: str
-    title: str
-    """The words by which messages name the section, such as `a stage of a block`."""
-    fields: tuple[Field, ...]
-    retired: tuple[Retired, ...] = ()
-
-    @cached_property
-    def by_key(self) -> dict[str, Field]:
-        return {field.key: field for field in self.fields}
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(self.by_key)
-
-    def default(self, key: str) -> Any:
-        """Returns the value of a key that is left out."""
-        return self.by_key[key].value_if_absent
-
-    def defaults(self) -> Iterator[Field]:
-        """Yields the fields with a default."""
-        return (field for field in self.fields if field.default is not None)
-
-    def schema(self, *, has_shorthand: bool = False) -> Schema:
-        """Returns the schema of the mapping, which allows only these keys. If `has_shorthand`, a text is also
-        allowed."""
-        kind = {"type": ["object", "string"]} if has_shorthand else mapping()
-        properties = {field.key: field.schema() for field in self.fields}
-        return {**kind, "properties": properties, "additionalProperties": False}
 
 
 @dataclass(frozen=True)

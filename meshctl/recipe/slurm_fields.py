@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema_parts import OPEN, Schema, text
-from meshctl.recipe.field_types import Boolean, Integer, Text, Texts, Type
+from meshctl.recipe.field_types import Boolean, Field, FieldReader, Integer, Text, Texts, Type
 from meshctl.recipe.scalars import SECONDS_OF, seconds_in, text_of
-from meshctl.recipe.section_types import Field
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 CLOCK = re.compile(
     r"(?:(?P<days>\d{1,4})-(?P<dh>\d{1,3})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?)"

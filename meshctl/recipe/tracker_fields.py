@@ -13,18 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.editor_schema_parts import REST, WORD, Schema, ref, words
-from meshctl.recipe.field_types import Boolean, Seconds, Text, Texts, Type, Word
-from meshctl.recipe.section_types import Field, Nested, PlainData, Section
+from meshctl.recipe.field_types import Boolean, Field, FieldReader, Seconds, Section, Text, Texts, Type, Word
+from meshctl.recipe.section_types import Nested, PlainData
 from meshctl.text.english import abbreviated
 from meshctl.text.redaction import is_secret, spans
-
-if TYPE_CHECKING:
-    from meshctl.recipe.field_reader import FieldReader
 
 USER_TRACKER = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """A tracker of the user, `module:NAME`."""

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.recipe.elastic import Layouts, layouts_of, replica_ranks, split
-from meshctl.recipe.meshes import mesh_of
+from meshctl.recipe.meshes import Layouts, layouts_of, mesh_of, replica_ranks, split
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 
 FREE, FIXED = ("dp_size", "fsdp_size"), ("tp_size", "cp_size", "pp_size")

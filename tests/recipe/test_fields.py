@@ -10,7 +10,7 @@ from meshctl.diagnostics import Span
 from meshctl.recipe import field_types, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.engine_fields import OPTIONS
-from meshctl.recipe.field_reader import FieldReader
+from meshctl.recipe.field_types import Field, FieldReader, Section
 from meshctl.recipe.fields import (
     BEST,
     CHECKPOINT,
@@ -28,7 +28,7 @@ from meshctl.recipe.fields import (
 )
 from meshctl.recipe.key_paths import field_at, section_at
 from meshctl.recipe.mistakes import ALIASES, correct, nearest_key
-from meshctl.recipe.section_types import Defaults, Field, Nested, Section
+from meshctl.recipe.section_types import Defaults, Nested
 from meshctl.run import settings
 
 HERE = Span("recipe.yaml", 1, 1)

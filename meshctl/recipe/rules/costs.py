@@ -12,7 +12,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.allocation import allocation_of
+from meshctl.recipe.meshes import allocation_of
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.allocation import allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.group_code import GroupCode
@@ -22,7 +21,7 @@ from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tables import names_in
 from meshctl.recipe.code.transformers_plans import Plan, plan_of
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, merge, plain
-from meshctl.recipe.meshes import NoMesh, mesh_of
+from meshctl.recipe.meshes import NoMesh, allocation_of, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 from itertools import islice
 
 from meshctl.recipe.code.classes import Class
-from meshctl.recipe.elastic import layouts_of, replica_ranks
+from meshctl.recipe.meshes import layouts_of, replica_ranks
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.run.bounds import bounding_sources
