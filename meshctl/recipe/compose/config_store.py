@@ -31,8 +31,6 @@ from meshctl.text.english import nearest
 PRIMARY = "__recipe__"
 """The config name of the recipe itself, whatever its file name is. A config in the search folders that has
 the recipe's file name is another config."""
-OTHER_LANGUAGES = (".py", ".ipynb", ".toml", ".ini", ".cfg", ".sh", ".md", ".xml")
-"""Suffixes of files that are probably not YAML."""
 UNREADABLE = {"MC001", "MC002", "MC003", "MC004", "MC010"}
 """Diagnostics of a file that has no tree to check."""
 
@@ -130,8 +128,7 @@ class ConfigStore:
         name, held = self.display_name(file), self.held.get(real(file))
         help = ""
         try:
-            text = read(contents(file, MAX_BYTES) if held is None else held, name)
-            return _as_other_language(text) if name.endswith(OTHER_LANGUAGES) else text
+            return read(contents(file, MAX_BYTES) if held is None else held, name)
         except NoFile as kind:
             message = f"`{name}` is {kind}, not a file"
             help = "to read a recipe from standard input, use `-` as its name"
@@ -145,14 +142,6 @@ class ConfigStore:
         except OSError as error:
             message = f"cannot read `{name}`: {(error.strerror or 'it cannot be read').lower()}"
         return Text(name, found=[Diagnostic("MC001", message, help=help)])
-
-
-def _as_other_language(text: Text) -> Text:
-    """Returns a text whose file has the suffix of another language. Its first error names the suffix only."""
-    if not text.found and text.tree and text.tree.is_mapping:
-        return text
-    help = "a recipe is a YAML file: NAME.yaml"
-    return replace(text, tree=None, found=[Diagnostic("MC003", f"`{text.name}` is not YAML", help=help)])
 
 
 def _as_mapping(text: Text) -> Text:

@@ -160,10 +160,10 @@ class DefaultsLists:
         elif not package and full == LAYOUT:
             help = f"write {LAYOUT}@components.NAME.parallel"
             self.report("MC208", "a layout must name the component that it is for", span, help)
-        elif package and (meant := _package_meant(package, full == LAYOUT)) != package:
-            edits = (Fix(span, key, key.replace(package, meant)),)
-            message, help = f"`{package}` is not in the recipe", f"did you mean `{meant}`?"
-            self.report("MC203", message, span, help, edits)
+        elif package and not _is_package(package):
+            self.report(
+                "MC203", f"`{package}` is not in the recipe", span, did_you_mean(package, RECIPE.keys)
+            )
         elif not self.store.is_group(full) and "optional" not in words:
             groups = self.store.groups()
             fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
@@ -273,11 +273,9 @@ class DefaultsLists:
         value, group = override.parsed.value(), override.group
         options = value if isinstance(value, list) else [value]
         package = override.parsed.package or ""
-        if (meant := _package_meant(package, group == LAYOUT)) != package:
-            written = f"{group}@{meant}={override.value_text}"
-            message, help = f"`{package}` is not in the recipe", f"did you mean `{written}`?"
-            fixes = (Fix(override.key_span, f"{group}@{package}", f"{group}@{meant}"),)
-            self.report("MC203", message, override.key_span, help, fixes)
+        if not _is_package(package):
+            help = did_you_mean(package.partition(".")[0], RECIPE.keys)
+            self.report("MC203", f"`{package}` is not in the recipe", override.key_span, help)
             return False
         if group == LAYOUT and override.parsed.package is None:
             help = f"write {LAYOUT}@components.NAME.parallel={override.value_text}"
@@ -316,13 +314,8 @@ def _reference(key: str) -> str:
     return rf"\$\{{ *{key}\b{before_value}"
 
 
-def _package_meant(package: str, is_layout: bool) -> str:
-    """Returns the package that was probably meant by one whose first part is not a key of recipes; the same
-    package if there is no clear answer."""
-    first, dot, rest = package.partition(".")
-    if first and not first.startswith("_") and first not in RECIPE.keys:
-        first = nearest(first, RECIPE.keys) or first
-    name, _, last = rest.rpartition(".")
-    if is_layout and first == "components" and name and nearest(last, ["parallel"]):
-        rest = f"{name}.parallel"
-    return f"{first}{dot}{rest}"
+def _is_package(package: str) -> bool:
+    """Returns whether a package begins with a key of recipes, or with a word of Hydra. Users may choose the
+    keys of a recipe's files, so others are refused only if they are misspelt."""
+    first = package.partition(".")[0]
+    return not first or first[0] == "_" or first in RECIPE.keys or not nearest(first, RECIPE.keys)

@@ -94,8 +94,6 @@ class Included:
     """The recipe and the configs that it includes, directly or indirectly, in merge order."""
     replacements: tuple[tuple[Override, tuple[Include, ...]], ...] = ()
     """The overrides that replace a layout or the engine, each with the configs of the new one."""
-    is_complete: bool = False
-    """True if no mistake was found, so that no config is missing."""
 
 
 def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
@@ -108,7 +106,7 @@ def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
     configs = walk.follow(Include(PRIMARY, package, file=lists.store.config(PRIMARY)), added)
     walk.report_unused()
     new = tuple((one, tuple(_Walk(lists).enter(_entry_of(one), TOP))) for one in replacing)
-    return Included(tuple(configs), new, is_complete=not lists.found)
+    return Included(tuple(configs), new)
 
 
 def _replaces(override: Override) -> bool:

@@ -11,7 +11,6 @@ secrets. References inside it are resolved here. `references.py` parses the synt
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,15 +23,13 @@ from meshctl.recipe.compose.references import (
     split_arguments,
     target_of,
 )
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, with_leaves
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, with_leaves
 from meshctl.recipe.fixes import meant
 from meshctl.text.english import counted, did_you_mean, nearest
 
 RESOLVERS = ("oc.env", "oc.select", "oc.decode")
 KEPT = {("components", "args"), ("groups", "env"), ("groups", "args")}
 """(mapping, key of its items) below which the worker resolves `oc.env`."""
-CALCULATION = re.compile(r" [-+*/%] |[*+%]")
-"""An operator in an interpolation."""
 MAX_READS = 50_000
 """Maximum number of values that are read while a recipe is resolved."""
 MAX_CHAIN = 64
@@ -212,8 +209,7 @@ class _Resolver:
         if node is None and any(target[:length] in self.wrong for length in range(1, len(target) + 1)):
             raise InvalidInterpolation("", "", path=target)  # reported at the key
         if node is None:
-            help = self.suggestion(target, path) or _environment_hint(target)
-            help = "write {run_dir}, without `$`" if name == "run_dir" else help
+            help = self.suggestion(target)
             raise InvalidInterpolation("MC212", f"`{name}` is not in the recipe", help, missing=True)
         if node.value == MISSING:
             raise InvalidInterpolation("", "", path=target)  # reported at the value that contains it
@@ -228,23 +224,14 @@ class _Resolver:
         finally:
             self.open.pop()
 
-    def suggestion(self, target: KeyPath, path: KeyPath) -> str:
+    def suggestion(self, target: KeyPath) -> str:
         """Returns the help for a reference to a value that does not exist."""
-        if CALCULATION.search(".".join(target)):
-            return "an interpolation does not calculate: write the number, or compute it in the component"
         depth, keys = _lost(self.root, target)
-        if not keys:
-            return ""
-        near = nearest(target[depth], keys)
-        right = (*target[:depth], near, *target[depth + 1 :]) if near else self.elsewhere(target[-1], path)
-        if right:
-            return f"did you mean `${{{'.'.join(right)}}}`?"
+        if near := nearest(target[depth], keys):
+            return f"did you mean `${{{'.'.join((*target[:depth], near, *target[depth + 1 :]))}}}`?"
+        if target[-1].isupper():
+            return f"write an environment variable as ${{oc.env:{target[-1]}}}"
         return did_you_mean("", [".".join((*target[:depth], key)) for key in keys]) if depth else ""
-
-    def elsewhere(self, key: str, here: KeyPath) -> KeyPath:
-        """Returns the path of the only other value with this key; empty if there is none, or several."""
-        found = [path for path, _ in leaves(self.root) if path[-1:] == (key,) and path != here]
-        return found[0] if len(found) == 1 else ()
 
 
 def _is_kept(path: KeyPath) -> bool:
@@ -276,11 +263,3 @@ def _renamed(root: Node, leaf: Node, path: KeyPath) -> tuple[Fix, ...]:
         return ()
     text = leaf.written.replace(written, written.replace(key, right))
     return (Fix(leaf.span, leaf.written, text),)
-
-
-def _environment_hint(target: KeyPath) -> str:
-    """Returns help for `${oc.env.HOME}`, `${env.HOME}` and `${HOME}`."""
-    is_variable = len(target) == 1 and target[0].isupper()
-    if is_variable or target[:2] == ("oc", "env") or target[:1] == ("env",):
-        return f"write an environment variable as ${{oc.env:{target[-1]}}}"
-    return ""

@@ -15,7 +15,7 @@ from meshctl.recipe.fields import RECIPE
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.key_paths import is_key, keys_below, section_at
 from meshctl.recipe.mistakes import location_of, nearest_key, renamed_key
-from meshctl.text.english import did_you_mean, listed, nearest
+from meshctl.text.english import did_you_mean, listed
 
 
 def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[Node, list[Diagnostic]]:
@@ -28,8 +28,6 @@ def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[N
     for override in values:
         merging.apply(override)
     merging.remove_hydra()
-    if included.is_complete:
-        merging.remove_layouts_of_nobody(included.configs)
     return merging.root, merging.found
 
 
@@ -86,23 +84,6 @@ class _Merging:
             message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
             self.found.append(Diagnostic("MC216", message, span, help="remove it"))
             self.root = yaml_tree.without(self.root, ("hydra",))
-
-    def remove_layouts_of_nobody(self, configs: Sequence[Include]) -> None:
-        """Removes layouts that a defaults list assigns to components which no file defines, and reports them.
-        A layout stays if no defined component has a similar name."""
-        components = self.root.get("components") or Node({}, self.root.span)
-        layouts = {config.package: config.path[1] for config in configs if is_layout(config.package)}
-        wrong = {package: name for package, name in layouts.items() if _has_layout_only(components.get(name))}
-        names = [name for name, item in components.items() if not _has_layout_only(item)]
-        for key, span in (choice for config in configs for choice in config.choices):
-            name = wrong.pop(key.partition("@")[2].removeprefix("_global_."), "")
-            if name and nearest(name, names):
-                self.report_no_component(name, key, span, names)
-                self.root = yaml_tree.without(self.root, ("components", name))
-
-
-def _has_layout_only(component: Node | None) -> bool:
-    return component is not None and {key for key, _ in component.items()} == {"parallel"}
 
 
 # Overrides of values
