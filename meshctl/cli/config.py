@@ -21,7 +21,7 @@ from meshctl.cli.output import refuse, write
 from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
-from meshctl.text.characters import UNSEEN
+from meshctl.text.bounded import UNSEEN
 from meshctl.text.english import listed
 
 if TYPE_CHECKING:

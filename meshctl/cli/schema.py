@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from meshctl.cli.output import refuse, why, write
-from meshctl.recipe.editor_schema import schema
+from meshctl.recipe.fields import schema
 from meshctl.run.directory import write_whole
 
 FILE = "recipe.schema.json"

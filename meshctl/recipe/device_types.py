@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema_parts import (
+from meshctl.recipe.editor_schema import (
     MAX_COUNT,
     OPEN,
     Schema,

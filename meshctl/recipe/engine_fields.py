@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe import jobset_fields, slurm_fields
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.editor_schema_parts import OPEN, Schema, ref
+from meshctl.recipe.editor_schema import OPEN, Schema, ref
 from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,

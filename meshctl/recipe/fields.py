@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from meshctl.recipe import device_types, engine_fields
 from meshctl.recipe import field_types as types
+from meshctl.recipe.editor_schema import Schema, plain_data
 from meshctl.recipe.field_types import (
     MAX_BYTES,
     MAX_SEED,
@@ -47,8 +48,10 @@ from meshctl.recipe.section_types import (
     PlainData,
     Script,
 )
-from meshctl.recipe.tracker_fields import Trackers
+from meshctl.recipe.tracker_fields import TRACKER_SECTIONS, Trackers
 from meshctl.topology.sizes import MAY_BE_AUTO, SIZES
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 # Words that values may be
 
@@ -606,3 +609,16 @@ SECTIONS = (
     *(engine_fields.ENGINE, *engine_fields.SECTIONS),
 )
 """All sections. A misplaced key is assigned to the first section that has the key."""
+
+
+def schema() -> Schema:
+    """Returns the JSON Schema of recipes, for editors, as plain data."""
+    sections = (section for section in (*SECTIONS, *TRACKER_SECTIONS) if section is not RECIPE)
+    definitions = {one.name: one.schema(has_shorthand=one in (PARALLEL, MODEL)) for one in sections}
+    return {
+        "$schema": DRAFT,
+        "title": "meshctl recipe",
+        "description": "Device groups, the components that run on them, and the data flow between them.",
+        **RECIPE.schema(),
+        "$defs": {**definitions, "data": plain_data()},
+    }

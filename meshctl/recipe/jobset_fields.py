@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema_parts import OPEN, Schema, list_of, mapping, text
+from meshctl.recipe.editor_schema import OPEN, Schema, list_of, mapping, text
 from meshctl.recipe.field_types import (
     AbsolutePath,
     Boolean,

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import files, shipped
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, plain
-from meshctl.recipe.editor_schema_parts import (
+from meshctl.recipe.editor_schema import (
     OPEN,
     Schema,
     mapping,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema_parts import OPEN, Schema, text
+from meshctl.recipe.editor_schema import OPEN, Schema, text
 from meshctl.recipe.field_types import Boolean, Field, FieldReader, Integer, Text, Texts, Type
 from meshctl.recipe.scalars import SECONDS_OF, seconds_in, text_of
 

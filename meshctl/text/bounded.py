@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 
-from meshctl.text.characters import UNSEEN
-
 ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 """An escape sequence of a terminal: colors, cursor movements, titles."""
 MAX_LINE = 2_000
 """Maximum length of an error line, in characters."""
 MAX_TEXT = 32_000
 """Maximum length of a traceback, in characters."""
+UNSEEN = re.compile(
+    "[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Controls of bidirectional text, characters of no width, and line separators."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters except tabs and line feeds."""
 
@@ -48,3 +50,9 @@ def _shortened(text: str, length: int) -> str:
         return text
     half = length // 2
     return f"{text[:half]} ... ({left_out} characters are left out) ... {text[-half:]}"
+
+
+def escaped(text: str) -> str:
+    """Returns YAML with escapes in place of the characters in `UNSEEN`, which must be in double quotes
+    there."""
+    return UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from meshctl.cli.app import app
 from meshctl.cli.schema import FILE, MODELINE, text
-from meshctl.recipe.editor_schema import schema
+from meshctl.recipe.fields import schema
 
 
 def test_it_is_printed() -> None:

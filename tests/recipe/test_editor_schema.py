@@ -16,8 +16,7 @@ from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import config_folders
 from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_tree import MISSING, Node, of_plain, plain
-from meshctl.recipe.editor_schema import schema
-from meshctl.recipe.fields import SECTIONS
+from meshctl.recipe.fields import SECTIONS, schema
 from meshctl.recipe.mistakes import correct
 from meshctl.recipe.reader import Read, read
 from meshctl.recipe.section_types import layouts

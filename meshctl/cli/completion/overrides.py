@@ -18,7 +18,7 @@ from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.outline import Outline
 from meshctl.recipe.compose.yaml_tree import KeyPath
 from meshctl.recipe.device_types import DeviceType, NodeNames
-from meshctl.recipe.editor_schema_parts import AUTO
+from meshctl.recipe.editor_schema import AUTO
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
 from meshctl.recipe.field_types import (
     Boolean,

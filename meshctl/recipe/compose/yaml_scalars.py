@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from meshctl.text.characters import UNSEEN, escaped
+from meshctl.text.bounded import UNSEEN, escaped
 
 MAX_DIGITS = 100
 """Maximum number of characters of a number. Python refuses to convert much longer ones."""

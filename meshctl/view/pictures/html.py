@@ -20,7 +20,7 @@ from typing import Any
 
 from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology
-from meshctl.text.characters import UNSEEN
+from meshctl.text.bounded import UNSEEN
 from meshctl.topology.cluster import DIRECT
 from meshctl.view.pictures import OVER
 from meshctl.view.pictures.colors import HUES, tokens

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from xml.sax.saxutils import escape
 
 from meshctl.plan.views.topology import Topology
-from meshctl.text.characters import UNSEEN
+from meshctl.text.bounded import UNSEEN
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.text.picture import pictured
 from meshctl.view.pictures.text.styled import PALETTE, Line, width_of

@@ -12,7 +12,7 @@ from meshctl.cli import init as command
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.package import install_command
-from meshctl.recipe.editor_schema import schema
+from meshctl.recipe.fields import schema
 from tests.cli.init.initialized import names, validated
 from tests.paths import RECIPES
 

@@ -27,7 +27,7 @@ from meshctl.plan.views.difference import difference
 from meshctl.plan.views.selection import Selection, select
 from meshctl.plan.views.topology import Topology, topology
 from meshctl.recipe.load import Loaded, load
-from meshctl.text.characters import UNSEEN
+from meshctl.text.bounded import UNSEEN
 from meshctl.view.reports import FORMATS, Checked, Findings
 from tests.recipe.fuzzing.inputs import CODE, CORRECT, Input, corpus
 

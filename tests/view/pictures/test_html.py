@@ -13,7 +13,7 @@ import pytest
 
 from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import topology
-from meshctl.text.characters import UNSEEN
+from meshctl.text.bounded import UNSEEN
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import draw
 from meshctl.view.pictures.json import data
