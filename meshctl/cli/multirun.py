@@ -25,7 +25,7 @@ from meshctl.cli.output import refuse, write
 from meshctl.dataclass import dataclass
 from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
-from meshctl.recipe.compose.sweeps import CannotSweep, Job, expand
+from meshctl.recipe.compose.overrides import CannotSweep, Job, expand
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.run.directory import RunDir
 from meshctl.run.row_file import last_row

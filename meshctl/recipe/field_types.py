@@ -451,9 +451,6 @@ class ClassPath(Text):
         text: str | None = Text().read(reader, node, path)
         if text and not CLASS_PATH.fullmatch(text):
             help = "write module.Class, without a path or `.py`"
-            meant = re.sub(r"^[./]+|[.]py(?=[:/.]|$)", "", text).replace("/", ".").replace(":", ".")
-            if CLASS_PATH.fullmatch(meant):
-                help = f"write {meant}.CLASS" if text.endswith(".py") else f"write {meant}"
             reader.report(path, "MC501", f"`{text}` is not the dotted path of a class", node.span, help=help)
             return None
         return text

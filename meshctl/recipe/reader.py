@@ -1,7 +1,7 @@
 """Turns a composed tree into a `Recipe`: checks that every key is known and every value has the right type.
 
 All errors are reported in one pass. A wrong value is replaced by an unknown one (0 or empty), so that rules
-do not report it again. `field_reader.py` reads single values. This module checks which keys may occur
+do not report it again. `field_types.py` reads single values. This module checks which keys may occur
 together, and creates the classes of `model.py`. Values are compared with each other only in `rules/`.
 """
 

@@ -19,7 +19,6 @@ from meshctl.recipe.editor_schema import (
     words,
 )
 from meshctl.recipe.field_types import (
-    CLASS_PATH,
     MAX_NAME,
     NAME,
     FieldReader,
@@ -231,7 +230,7 @@ class Named(Type):
         for name, item in node.items():
             here = (*path, name)
             _check_name(reader, name, item, here)
-            if reader.mapping(item, here, _long_form(item, self.section)):
+            if reader.mapping(item, here):
                 found[name] = reader.build(self.section, name, item, here)
         return found
 
@@ -294,19 +293,6 @@ def _check_name(reader: FieldReader, name: str, item: Node, path: KeyPath) -> No
     else:
         return
     reader.report(path, "MC106", message, item.key or item.span, help=help)
-
-
-def _long_form(item: Node, section: Section) -> str:
-    """Returns help for a single value instead of a mapping: the mapping to write, e.g. `write {ranks: 2}` for
-    a group that is 2. Empty if it is unclear what was meant."""
-    value = item.value
-    if section.name == "group" and isinstance(value, int) and not isinstance(value, bool):
-        return f"write {{ranks: {value}}}"
-    if section.name == "component" and isinstance(value, str) and CLASS_PATH.fullmatch(value):
-        return f"write {{_target_: {value}, group: GROUP}}"
-    if section.name == "stage" and isinstance(value, str) and value.count(".") == 1:
-        return f"write {{call: {value}}}"
-    return ""
 
 
 def layouts() -> Iterator[tuple[str, str]]:

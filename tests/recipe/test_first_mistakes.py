@@ -105,8 +105,6 @@ CASES = {
         *("name: first", "name: first\ncluster: {gpus_per_node: 8}", "MC101", 2),
         "did you mean `devices_per_node`?",
     ),
-    "a file and a class": ("parts.Source", "./parts.py:Source", "MC501", 6, "write parts.Source"),
-    "a path without a class": ("parts.Source", "lib/parts.py", "MC501", 6, "write lib.parts.CLASS"),
 }
 
 

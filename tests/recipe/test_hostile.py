@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.recipe.compose import config_store
-from meshctl.recipe.compose.sweeps import expand
+from meshctl.recipe.compose.overrides import expand
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import origins
 

@@ -6,7 +6,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.recipe.compose.sweeps import MAX_JOBS, CannotSweep, Job, expand
+from meshctl.recipe.compose.overrides import MAX_JOBS, CannotSweep, Job, expand
 
 LAYOUTS = ["dp", "fsdp", "hsdp", "pp2_fsdp"]
 
