@@ -65,10 +65,6 @@ CASES = {
         *("steps: 2", "steps: 2, show: [\u201cmetrics.loss\u201d]", "MC560", 11),
         "use straight quotes",
     ),
-    "a product of a reference": (
-        *("samples: 8", 'samples: "${run.steps * 4}"', "MC212", 9),
-        "an interpolation does not calculate: write the number, or compute it in the component",
-    ),
     "Python's None": ("steps: 2", "steps: None", "MC102", 11, "leave the key out for no value"),
     "restarts without a number": ("steps: 2", "steps: 2, restarts: true", "MC102", 11, ""),
     "the folder of the run": (
@@ -161,10 +157,7 @@ def test_a_file_that_is_not_python_is_one_error(tmp_path: Path) -> None:
 def test_other_files_and_encodings(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "wide.yaml").write_bytes(RECIPE.encode("utf-16"))
-    (tmp_path / "job.toml").write_text('name = "x"\n[groups]\n')
     messages = {
-        "parts.py": "`parts.py` is not YAML",
-        "job.toml": "`job.toml` is not YAML",
         "wide.yaml": "`wide.yaml` is UTF-16, not UTF-8",
         "elsewhere.yaml": "recipe `elsewhere.yaml` does not exist",
     }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshctl.text.english import MAX_LETTERS, MAX_LISTED, counted, did_you_mean, listed, nearest, similar
+from meshctl.text.english import MAX_LETTERS, MAX_LISTED, counted, did_you_mean, listed, nearest
 
 
 def test_counts_agree_with_their_noun() -> None:
@@ -29,10 +29,3 @@ def test_the_nearest_word_is_proposed_and_else_all_of_them() -> None:
 
 def test_a_word_that_is_too_long_is_compared_with_nothing() -> None:
     assert nearest("a" * (MAX_LETTERS + 1), ["a" * MAX_LETTERS]) == ""
-
-
-def test_of_many_words_only_those_that_differ_in_a_letter_are_compared() -> None:
-    many = [f"stage_{number}" for number in range(3000)]
-    assert similar("stage_1", many[:10]) == tuple(many[:10])
-    assert 0 < len(similar("stgae_17", [*many, "stage_17x"])) < 30
-    assert nearest("stgae_2900", many) == "stage_2900" and nearest("metrics", many) == ""

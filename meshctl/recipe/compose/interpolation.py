@@ -209,7 +209,7 @@ class _Resolver:
         if node is None and any(target[:length] in self.wrong for length in range(1, len(target) + 1)):
             raise InvalidInterpolation("", "", path=target)  # reported at the key
         if node is None:
-            help = self.suggestion(target)
+            help = "write {run_dir}, without `$`" if name == "run_dir" else self.suggestion(target)
             raise InvalidInterpolation("MC212", f"`{name}` is not in the recipe", help, missing=True)
         if node.value == MISSING:
             raise InvalidInterpolation("", "", path=target)  # reported at the value that contains it
