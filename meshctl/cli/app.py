@@ -19,10 +19,9 @@ from typer.models import CommandInfo
 from meshctl import __version__
 from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
-from meshctl.cli.hydra_flags import answer
+from meshctl.cli.misspelt import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
 from meshctl.cli.parameters import RUNS, DataFormat, Folder, Node, Overrides, Recipe, Run, argument, option
-from meshctl.cli.shell_words import answer_split
 
 app = typer.Typer(
     name="meshctl",
@@ -65,18 +64,25 @@ def init(
         option(
             "Kind: train, grpo, distill or script; for Hugging Face models sft, sft_lora, dpo, reward_model, "
             "grpo_hf, grpo_vllm, ppo or distill_on_policy.",
-            sources.kinds,
+            sources.table("meshctl.recipe.templates:KINDS"),
         ),
     ] = "",
     device: Annotated[
         str,
-        option("Device type: cpu, cuda, npu or mps. Default: that of this machine.", sources.device_types),
+        option(
+            "Device type: cpu, cuda, npu or mps. Default: that of this machine.",
+            sources.table("meshctl.recipe.fields:DEVICE_TYPES"),
+        ),
     ] = "",
     ranks: Annotated[
         int | None, option("Number of devices (on cpu: processes) of all groups together.", metavar="N")
     ] = None,
     layout: Annotated[
-        str, option("Layout of the group that trains: fsdp, dp or hsdp.", sources.layouts)
+        str,
+        option(
+            "Layout of the group that trains: fsdp, dp or hsdp.",
+            sources.table("meshctl.recipe.templates:LAYOUTS"),
+        ),
     ] = "",
     script: Annotated[
         str, option("Your script, written for torchrun.", sources.python_files, metavar="FILE")
@@ -104,7 +110,7 @@ def validate(
         str,
         option(
             "Format of the report: text, concise, json, github or sarif.",
-            sources.report_formats,
+            sources.table("meshctl.view.reports:FORMATS"),
             "--format",
             "-f",
         ),
@@ -147,7 +153,7 @@ def show_topology(
         str,
         option(
             "Format: text, json, mermaid, svg or html. Default: by the suffix of FILE, or text.",
-            sources.picture_formats,
+            sources.table("meshctl.view.pictures:FORMATS"),
             "--format",
             "-f",
         ),
@@ -232,7 +238,11 @@ def launch(
     ] = False,
     engine: Annotated[
         str,
-        option("Engine, in place of the recipe's, as engine=NAME.", sources.engines, metavar="NAME"),
+        option(
+            "Engine, in place of the recipe's, as engine=NAME.",
+            sources.table("meshctl.recipe.engine_fields:MEANINGS"),
+            metavar="NAME",
+        ),
     ] = "",
     multirun: Annotated[
         bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
@@ -410,7 +420,7 @@ def completion(
     ] = "",
 ) -> None:
     """Print the completion script of a shell. It completes commands, recipes and overrides."""
-    from meshctl.cli.completion.shells import script
+    from meshctl.cli.completion.line import script
 
     raise typer.Exit(script(shell))
 
@@ -477,7 +487,7 @@ def main() -> None:
     open_all()
     try:
         try:
-            if line := answer(sys.argv[1:]) or answer_split(sys.argv[1:]):
+            if line := answer(sys.argv[1:]):
                 sys.exit(refuse(line))
             of_command(sys.argv[1:])()
         finally:

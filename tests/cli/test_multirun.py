@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.hydra_flags import answer
 from meshctl.cli.launch import Options
 from meshctl.cli.multirun import multirun
 from meshctl.engines.engine import ENGINES, CannotStart
@@ -95,41 +94,6 @@ def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
 def test_misuse_is_one_line(folder: Path, words: list[str], message: str) -> None:
     done = meshctl(folder, "launch", "-m", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
-
-
-@pytest.mark.parametrize(
-    ("words", "same"),
-    [
-        ("launch r.yaml a=1 --cfg job", "config r.yaml a=1"),
-        ("launch r.yaml --cfg=job --resolve", "config r.yaml"),
-        ("launch --resolve r.yaml", "config r.yaml --origins"),
-        ("launch r.yaml -c job -p run", "config r.yaml"),
-        ("validate r.yaml --package run", "config r.yaml"),
-        ("launch --info r.yaml", "config r.yaml --origins"),
-        ("launch --info defaults-tree r.yaml", "config r.yaml --origins"),
-        ("launch --config-name exp --config-path conf seed=1", "launch conf/exp.yaml seed=1"),
-        ("launch --config-name=exp.yaml -m seed=1,2", "launch exp.yaml seed=1,2 -m"),
-        ("launch --config-dir x r.yaml", "launch r.yaml"),
-        ("launch --hydra-help", "launch --help"),
-        ("show-topology --cfg job", "config RECIPE"),
-    ],
-)
-def test_flags_of_hydra_are_answered(words: str, same: str) -> None:
-    assert answer(words.split()).endswith(f" is a flag of Hydra; the same is: meshctl {same}")
-
-
-@pytest.mark.parametrize(
-    "words", ["launch r.yaml -m a=1", "show-topology r.yaml -o x", "explain -c", "", "init -y"]
-)
-def test_other_flags_are_not_answered(words: str) -> None:
-    assert answer(words.split()) == ""
-
-
-def test_a_flag_of_hydra_exits_with_2_and_one_line(folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml", "components.trainer.args.token=sesame123", "--cfg", "job")
-    assert (done.returncode, done.stdout) == (2, "")
-    same = "meshctl config recipe.yaml components.trainer.args.token=<redacted>"
-    assert done.stderr == f"error: `--cfg` is a flag of Hydra; the same is: {same}\n"
 
 
 class Refusing(LocalEngine):

@@ -4,8 +4,7 @@ from dataclasses import fields as attributes
 
 import pytest
 
-from meshctl.cli.completion.outline import Outline
-from meshctl.cli.completion.overrides import overrides
+from meshctl.cli.completion.overrides import Outline, overrides
 from meshctl.diagnostics import Span
 from meshctl.recipe import field_types, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain

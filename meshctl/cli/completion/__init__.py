@@ -1,6 +1,6 @@
 """Shell completion. The shell scripts in this folder call `meshctl complete SHELL`.
 
-    meshctl val|                                          words.py: commands and options of the command line
+    meshctl val|                                          line.py: commands and options of the command line
     meshctl launch --only r|                              sources.py: values of options and arguments;
                                                           `cli/app.py` names the callback of each
     meshctl launch a.yaml groups.train.|                  overrides.py: keys of this recipe, and keys that a
@@ -8,7 +8,6 @@
     meshctl launch a.yaml layout@components.actor.p|      config groups and their options
     meshctl launch a.yaml groups.train.device_type=|      words, names of the recipe, sizes that divide
 
-`line.py` finds the word at the cursor and formats the candidates for the shell. Typer's own scripts are not
-used, because they add a space after `groups.` and do not complete values after `=`. The recipe is composed as
-by `validate`, nothing is executed, and any error results in no candidates.
+Typer's own scripts are not used, because they add a space after `groups.` and do not complete values after
+`=`. The recipe is composed as by `validate`, nothing is executed, and any error results in no candidates.
 """

@@ -1,4 +1,5 @@
-"""Finds the word at the cursor of a shell's line, and formats candidates for the shell.
+"""`meshctl completion SHELL` prints the completion script of a shell, which calls `meshctl complete SHELL`
+with the words up to the cursor. To support another shell, add a file `meshctl.SHELL` to this folder.
 
 zsh and fish pass words without quotes, and replace the whole word by a candidate. bash passes the line as it
 was typed, and replaces only the text after the last word break (`=`, `@` and `:` are such). For bash, a
@@ -8,18 +9,22 @@ candidate is therefore cut at the word break, and quoted.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from meshctl.cli.completion.candidate import Candidate
-from meshctl.cli.completion.words import candidates
+from meshctl.cli.completion.sources import Candidate
+from meshctl.cli.output import refuse, write
+from meshctl.text.english import listed
 
+FOLDER = Path(__file__).parent
 BREAKS = "\"'@><=;|&(: \t\n"
 """The default word breaks of bash: characters at which it begins a new word."""
-PREFIXES = "@"
-"""Word breaks that bash includes in the new word, because a host name may follow them."""
-SPECIAL = " \t\"'\\$`&;|<>()*?!"
+SPECIAL = re.compile(r"""([ \t"'\\$`&;|<>()*?!])""")
 """Characters that need a backslash outside of quotes."""
 
 
@@ -39,9 +44,9 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
     """Yields the lines that the shell's script reads, one per candidate."""
     if shell == "bash":
         line, point = environ.get("COMP_LINE", ""), environ.get("COMP_POINT", "")
-        yield from _bash(
-            _up_to(line, int(point)) if point.isdecimal() else line, environ.get("COMP_WORDBREAKS", BREAKS)
-        )
+        if point.isdecimal():  # bash counts bytes
+            line = line.encode("utf-8", "surrogateescape")[: int(point)].decode("utf-8", "surrogateescape")
+        yield from _bash(line, environ.get("COMP_WORDBREAKS", BREAKS))
         return
     *before, word = words or [""]
     for found in _fitting(before, word):
@@ -50,65 +55,107 @@ def answer(shell: str, words: Sequence[str], environ: Mapping[str, str]) -> Iter
         yield f"{described}\t{int(found.is_whole)}" if shell == "zsh" else described.rstrip("\t")
 
 
-def _up_to(line: str, point: int) -> str:
-    """Returns the line up to the cursor, whose position bash counts in bytes."""
-    return line.encode("utf-8", "surrogateescape")[:point].decode("utf-8", "surrogateescape")
-
-
 def _fitting(before: Sequence[str], word: str) -> list[Candidate]:
-    found = {
-        one.text: one
-        for one in candidates(before, word)
-        if one.text.startswith(word) and one.text.isprintable()
-    }
-    return list(found.values())
-
-
-@dataclass
-class Typed:
-    """A command line up to the cursor, split into words as a shell does."""
-
-    words: tuple[str, ...] = ()
-    """The words before the last one."""
-    last: str = ""
-    """The word at the cursor, without its quotes."""
-    kept: int = 0
-    """Number of characters at the beginning of `last` that bash does not replace."""
-    quote: str = ""
-    """The open quote at the cursor; empty for none."""
-
-
-def typed(line: str, breaks: str = BREAKS) -> Typed:
-    state, begun = Typed(), False
-    characters = iter(line)
-    for character in characters:
-        if character == state.quote:
-            state = replace(state, quote="")
-        elif state.quote:
-            is_escape = character == "\\" and state.quote == '"'
-            text = next(characters, "") if is_escape else character
-            state = replace(state, last=state.last + text)
-        elif character in " \t\n":
-            state, begun = (Typed((*state.words, state.last)), False) if begun else (state, begun)
-            continue
-        elif character in "'\"":
-            state = replace(state, quote=character, kept=len(state.last))
-        else:
-            text = next(characters, "") if character == "\\" else character
-            last, kept = state.last + text, state.kept
-            if character in breaks:
-                kept = len(state.last) if character in PREFIXES else len(last)
-            state = replace(state, last=last, kept=kept)
-        begun = True
-    return state
+    found = [one for one in candidates(before, word) if one.text.startswith(word) and one.text.isprintable()]
+    return list({one.text: one for one in found}.values())
 
 
 def _bash(line: str, breaks: str) -> Iterator[str]:
-    at = typed(line, breaks)
-    for found in _fitting(at.words[1:], at.last):
-        rest = found.text[at.kept :]
-        yield rest if at.quote else _escaped(rest) + " " * found.is_whole
+    for quote in ("", "'", '"'):
+        with suppress(ValueError):  # another quote is open
+            _, *before, last = shlex.split(f"{line}x{quote}")
+            break
+    else:
+        return
+    word = last[:-1]
+    if quote:
+        replaced = line.rpartition(quote)[2]
+    else:
+        starts = [found.end() for found in re.finditer(rf"(?<!\\)[{re.escape(breaks)}]", line)]
+        start = starts[-1] if starts else 0
+        replaced = line[start - (line[start - 1 : start] == "@") :].replace(
+            "\\", ""
+        )  # `@` may begin a host name
+    for found in _fitting(before, word):
+        rest = found.text[len(word) - len(replaced) :]
+        yield rest if quote else SPECIAL.sub(r"\\\1", rest) + " " * found.is_whole
 
 
-def _escaped(text: str) -> str:
-    return "".join(f"\\{character}" if character in SPECIAL else character for character in text)
+def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
+    """Returns the candidates for the word after `before`, the previous words without the program's name."""
+    from typer.main import get_command
+
+    from meshctl.cli.app import app
+
+    root: Any = get_command(app)
+    command, arguments, option = _parsed(root, before)
+    if option:
+        return _values(command, option, arguments, word)
+    if word.startswith("--") and "=" in word:
+        name, _, value = word.partition("=")
+        option = _option(command, name)
+        found = _values(command, option, arguments, value) if option else ()
+        return (Candidate(f"{name}={one.text}", one.description) for one in found)
+    if word.startswith("-"):
+        return _options(command)
+    if command is root:
+        return _commands(root)
+    takes = [one for one in command.params if one.param_type_name == "argument"]
+    return _values(command, takes[min(len(arguments), len(takes) - 1)], arguments, word) if takes else ()
+
+
+def _parsed(root: Any, words: Sequence[str]) -> tuple[Any, list[str], Any]:
+    """Returns (the command, its arguments so far, the option whose value comes next or None)."""
+    command, arguments, option = root, list[str](), None
+    for word in words:
+        if option is not None:
+            option = None
+        elif word.startswith("-") and len(word) > 1:
+            found = _option(command, word)
+            option = None if found is None or found.is_flag else found
+        elif command is root:
+            command = root.commands.get(word, root)
+        else:
+            arguments.append(word)
+    return command, arguments, option
+
+
+def _option(command: Any, name: str) -> Any:
+    return next((one for one in command.params if name in one.opts), None)
+
+
+def _values(command: Any, parameter: Any, arguments: list[str], word: str) -> Iterator[Candidate]:
+    """Yields the candidates of the callback of an option or argument."""
+    import typer
+
+    context = typer.Context(command)
+    context.args = arguments
+    for item in parameter.shell_complete(context, word):
+        yield Candidate(item.value, item.help or "")
+
+
+def _commands(root: Any) -> Iterator[Candidate]:
+    for name, command in root.commands.items():
+        if not command.hidden:
+            yield Candidate(name, (command.help or "").partition("\n")[0])
+
+
+def _options(command: Any) -> Iterator[Candidate]:
+    for one in command.params:
+        yield from (Candidate(name, getattr(one, "help", "") or "") for name in one.opts if name[:2] == "--")
+    yield Candidate("--help", "Show this message and exit.")
+
+
+def shells() -> tuple[str, ...]:
+    """Returns the names of the supported shells."""
+    return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
+
+
+def script(shell: str) -> int:
+    """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
+    name = shell or Path(os.environ.get("SHELL", "")).name
+    if name not in shells():
+        reason = f"shell `{name}` is not supported" if name else "the shell cannot be detected from SHELL"
+        return refuse(f"{reason}; available: {listed(shells())}")
+    write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
+    return 0

@@ -5,7 +5,8 @@ groups.train.       ranks=  device_type=  ...         one part of a key at a tim
 ~pipeline.          eval  exam                        keys that are in the recipe
 layout@             layout@components.actor.parallel=
 ...tp_size=         1  2  4  8  auto                  divisors of the ranks
-...in=[batch,       [batch,rollouts                   the next item of a list
+
+The recipe is composed as by `validate`, and not checked.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from meshctl.cli.completion.candidate import Candidate
-from meshctl.cli.completion.outline import Outline
-from meshctl.recipe.compose.yaml_tree import KeyPath
+from meshctl.cli.completion.sources import Candidate
+from meshctl.dataclass import dataclass
+from meshctl.diagnostics import Span
+from meshctl.recipe.compose.composition import compose
+from meshctl.recipe.compose.folders import SUFFIXES, config_folders, files, is_dir, list_groups
+from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.device_types import DeviceType, NodeNames
 from meshctl.recipe.editor_schema import AUTO
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
@@ -68,6 +72,55 @@ PLAIN_KEY = re.compile(r"[\w$-][\w$:-]*")
 NAMED = ("groups", "components", "pipeline", "vars")
 DESCRIBING_KEYS = ("_target_", "call", "sync", "device_type")
 """Keys whose value is the description of a group, component or stage."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    root: Node = Node({}, Span("", 1, 1))
+    home: Path = Path()
+    """The recipe's folder."""
+    folders: tuple[Path, ...] = ()
+    """The folders that contain config groups."""
+    chosen: tuple[str, ...] = ()
+    """The choices of the defaults lists, as `group@package`."""
+
+    def names(self, *path: str) -> list[str]:
+        """Returns the keys of the mapping at a path."""
+        node = self.root.at(path)
+        return [key for key, _ in node.items()] if node is not None else []
+
+    def stages(self) -> list[str]:
+        """Returns the names of all stages; a stage of a block is BLOCK.STAGE."""
+        found: list[str] = []
+        for name in self.names("pipeline"):
+            inner = self.names("pipeline", name, "stages")
+            found += [f"{name}.{stage}" for stage in inner] if inner else [name]
+        return found
+
+    def text(self, *path: str) -> str:
+        """Returns the text of a value in the file; empty for a mapping, a list and a missing value."""
+        node = self.root.at(path)
+        return node.written if node is not None else ""
+
+    def options(self, group: str) -> Iterator[tuple[str, str]]:
+        """Yields (option, description) for each file of a config group. The description is the file's first
+        line if that is a comment."""
+        found = {
+            file.stem: file for folder in self.folders[::-1] for file in files(folder / group, *SUFFIXES)
+        }
+        for name, file in found.items():
+            if not file.is_file():
+                continue  # to open a pipe would wait for its writer
+            first = file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+            yield name, first[1:].strip() if first.startswith("#") else ""
+
+
+def outline(recipe: Path) -> Outline:
+    """Returns the outline of a recipe, or of the recipe of a run directory."""
+    file = recipe / "recipe.yaml" if is_dir(recipe) else recipe
+    folders = tuple(dict.fromkeys(config_folders(file.parent, ())))
+    composed = compose(file, [], Path.cwd(), folders)
+    return Outline(composed.tree, file.parent, folders, composed.chosen)
 
 
 def overrides(recipe: Outline, word: str) -> Iterator[Candidate]:
@@ -138,7 +191,7 @@ def _groups(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
     if "." in begun:
         return
     chosen = {one.partition("@")[0] for one in recipe.chosen}
-    for group in recipe.groups():
+    for group in list_groups(recipe.folders):
         if group == "layout" and (sign != "~" or group in chosen):
             yield Candidate(f"{group}@", "a layout for a component")
         elif group in recipe.chosen and sign != "+":
@@ -165,17 +218,10 @@ def _choices(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
 
 def _values(recipe: Outline, key: str, value: str) -> Iterator[Candidate]:
     group = key.partition("@")[0]
-    if "@" in key or ("." not in key and group in recipe.groups()):
+    if "@" in key or ("." not in key and group in list_groups(recipe.folders)):
         yield from (Candidate(option, description) for option, description in recipe.options(group))
         return
     path = tuple(key.split("."))
-    if value.startswith("["):
-        before = value[: max(value.rfind("["), value.rfind(",")) + 1]
-        given = re.split(r"[\[,\s]+", before)
-        for one in _by_type(recipe, path, value[len(before) :]):
-            if one.text not in given:
-                yield Candidate(f"{before}{one.text}", one.description)
-        return
     found = list(_by_type(recipe, path, value))
     current = recipe.text(*path)
     if not found and re.fullmatch(r"[\w./:@+-]+", current):

@@ -6,16 +6,27 @@ A callback receives the previous arguments of the command in `ctx.args`, and the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from meshctl.cli.completion.candidate import Candidate
-
 if TYPE_CHECKING:
-    from meshctl.cli.completion.outline import Outline
+    from meshctl.cli.completion.overrides import Outline
+
+
+class Candidate(NamedTuple):
+    text: str
+    description: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the candidate is a complete word. The shell adds a space only after a complete word."""
+        is_list = "=[" in self.text and not self.text.endswith("]")
+        return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))
+
 
 MAX_RANKS = 100
 """Maximum number of ranks that are proposed."""
@@ -96,7 +107,7 @@ def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
 
 
 def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.cli.completion.shells import shells
+    from meshctl.cli.completion.line import shells
 
     return map(Candidate, shells())
 
@@ -116,40 +127,19 @@ def python_files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
 # Options
 
 
-def report_formats(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.view.reports import FORMATS
+def table(place: str) -> Callback:
+    """Returns a callback with the words of a table, MODULE:NAME, which is imported on use. Texts of a
+    mapping describe its keys."""
 
-    return (Candidate(name, description) for name, description in FORMATS.items())
+    def found(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
+        module, _, name = place.partition(":")
+        known = getattr(import_module(module), name)
+        for word in known:
+            meaning = known[word] if isinstance(known, Mapping) else ""
+            meaning = meaning[0] if isinstance(meaning, tuple) else meaning
+            yield Candidate(word, meaning if isinstance(meaning, str) else "")
 
-
-def picture_formats(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.view.pictures import FORMATS
-
-    return map(Candidate, FORMATS)
-
-
-def kinds(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.recipe.templates import KINDS
-
-    return (Candidate(name, description) for name, description in KINDS.items())
-
-
-def layouts(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.recipe.templates import LAYOUTS
-
-    return (Candidate(name, description) for name, (description, _) in LAYOUTS.items())
-
-
-def engines(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.recipe.engine_fields import MEANINGS
-
-    return (Candidate(name, meaning) for name, meaning in MEANINGS.items())
-
-
-def device_types(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.recipe.fields import DEVICE_TYPES
-
-    return (Candidate(name, description) for name, description in DEVICE_TYPES.items())
+    return found
 
 
 def dims(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
@@ -186,7 +176,7 @@ def recordings(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
 
 def _outline(ctx: typer.Context) -> Outline:
     """Returns the outline of the recipe on the command line."""
-    from meshctl.cli.completion.outline import Outline, outline
+    from meshctl.cli.completion.overrides import Outline, outline
 
     named = next((argument for argument in ctx.args if not _is_override(argument)), "")
     return outline(Path(named).expanduser()) if named else Outline()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from meshctl.cli.completion.line import answer
-from meshctl.cli.completion.words import candidates
+from meshctl.cli.completion.line import answer, candidates
 
 RECIPE = """\
 defaults:

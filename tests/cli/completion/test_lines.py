@@ -11,35 +11,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.cli.completion.line import BREAKS, answer, complete, typed
+from meshctl.cli.completion.line import answer, complete
+from meshctl.cli.completion.sources import Candidate
 from tests.cli.completion.completing import bash
 
 # Lines
 
 
 @pytest.mark.parametrize(
-    ("line", "words", "last", "rest"),
+    ("line", "word", "rest"),
     [
-        ("m a b", ("m", "a"), "b", "b"),
-        ("m a ", ("m", "a"), "", ""),
-        ("m a=b", ("m",), "a=b", "b"),
-        ("m a@b=c:d", ("m",), "a@b=c:d", "d"),
-        ("m a@b", ("m",), "a@b", "@b"),
-        ("m 'a b", ("m",), "a b", "a b"),
-        ("m x'a b", ("m",), "xa b", "a b"),
-        ('m "a \\" b', ("m",), 'a " b', 'a " b'),
-        ("m a\\ b", ("m",), "a b", "a b"),
-        ("m '' x", ("m", ""), "x", "x"),
-        ("m a\\", ("m",), "a", "a"),
+        ("m a=b", "a=b", "b"),
+        ("m x y@b=c:d", "y@b=c:d", "d"),
+        ("m a@b", "a@b", "@b"),
+        ("m 'a b", "a b", "a b"),
+        ("m x'a b", "xa b", "a b"),
+        ('m "a \\" b', 'a " b', " b"),
+        ("m a\\ b", "a b", "a\\ b"),
+        ("m '' x", "x", "x"),
+        ("m ", "", ""),
+        ("m a\\", "", None),
     ],
 )
-def test_a_line_of_bash(line: str, words: tuple[str, ...], last: str, rest: str) -> None:
-    at = typed(line)
-    assert (at.words, at.last, at.last[at.kept :]) == (words, last, rest)
+def test_a_line_of_bash(line: str, word: str, rest: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bash replaces the text after the last word break by the rest of a candidate."""
+    monkeypatch.setattr("meshctl.cli.completion.line.candidates", lambda *_: [Candidate(f"{word}/")])
+    assert bash(line) == ([] if rest is None else [f"{rest}/"])
 
 
-def test_other_word_breaks() -> None:
-    assert typed("m a=b", " ").kept == 0 and "=" in BREAKS
+def test_other_word_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshctl.cli.completion.line.candidates", lambda *_: [Candidate("a=b.")])
+    assert list(answer("bash", [], {"COMP_LINE": "m a=b", "COMP_WORDBREAKS": " "})) == ["a=b."]
 
 
 def test_the_cursor_may_stand_inside(place: Path) -> None:

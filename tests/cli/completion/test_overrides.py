@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.completion.words import candidates
+from meshctl.cli.completion.line import candidates
 from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import config_folders
 from tests.cli.completion.completing import texts
@@ -95,8 +95,6 @@ def test_keys_that_are_added_or_deleted(word: str, expected: list[str], place: P
         ("components.sampler.frozen=", ["true", "false"]),
         ("groups.train.colocate=", ["rollout"]),
         ("pipeline.metrics.in=", ["batch", "rollouts", "publish"]),
-        ("pipeline.metrics.in=[rollouts,b", ["[rollouts,batch"]),
-        ("pipeline.metrics.in=[rollouts,r", []),
         ("pipeline.metrics.collect=me", ["mean"]),
         ("pipeline.metrics.execute=", ["all", "first", "peer"]),
         ("pipeline.metrics.dispatch=sl", ["slice_dp", "slice"]),
@@ -104,7 +102,6 @@ def test_keys_that_are_added_or_deleted(word: str, expected: list[str], place: P
         ("pipeline.rollouts.call=", ["prompts.", "sampler.", "actor."]),
         ("pipeline.rollouts.call=sampler.", ["sampler.sample", "sampler.greedy"]),
         ("pipeline.publish.to=s", ["sampler"]),
-        ("run.show=[me", ["[metrics."]),
         ("run.stop.on=me", ["metrics."]),
         ("run.checkpoint.best.on=me", ["metrics."]),
         ("run.checkpoint.best.mode=", ["min", "max"]),

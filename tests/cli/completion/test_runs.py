@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.completion.words import candidates
+from meshctl.cli.completion.line import candidates
 from tests.contract.launches import old_runs
 from tests.contract.pinned import DATA
 

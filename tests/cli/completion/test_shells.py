@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshctl.cli.app import app
-from meshctl.cli.completion.shells import FOLDER, shells
+from meshctl.cli.completion.line import FOLDER, shells
 
 # The shells themselves
 

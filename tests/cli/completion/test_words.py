@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.models import OptionInfo
 
 from meshctl.cli.app import app
-from meshctl.cli.completion.words import candidates
+from meshctl.cli.completion.line import candidates
 from meshctl.diagnostics.codes import codes
 from tests.cli.completion.completing import bash, texts
 

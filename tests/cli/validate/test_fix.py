@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli.fix import fix
-from meshctl.cli.hydra_flags import answer
 from meshctl.cli.load import CheckResult, check, plan_of
 from meshctl.cli.validate import Options, validate
 from meshctl.run.directory import RunDir, Start
@@ -79,20 +78,6 @@ def test_an_override_without_its_sign_is_answered_with_the_right_one(
 ) -> None:
     assert validate(["base_of_all.yaml", *arguments], Options()) == 2
     assert capfd.readouterr().err == f"error: {line}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["launch", "a.yaml", "--run.steps=3"], "overrides are written without dashes: run.steps=3"),
-        (["validate", "a.yaml", "-run.steps", "3"], "overrides are written without dashes: run.steps=3"),
-        (["config", "a.yaml", "--vars.x"], "overrides are written without dashes: vars.x=VALUE"),
-        (["launch", "a.yaml", "--dry-run"], ""),
-        (["init", "--run.steps=3"], ""),
-    ],
-)
-def test_an_override_with_dashes_is_answered_with_the_right_one(arguments: list[str], line: str) -> None:
-    assert answer(arguments) == line
 
 
 def test_fix_reports_what_is_left(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

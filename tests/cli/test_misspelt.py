@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.shell_words import answer_split
+from meshctl.cli.misspelt import answer
 
 ANSWERS = {
     ("launch", "my", "recipe.yaml"): "quote the name of a file that contains spaces: 'my recipe.yaml'",
@@ -25,6 +25,13 @@ ANSWERS = {
     ("launch", "r.yaml", "vars.token", "=", "hf_abcdefghijklmnopqrstuvwxyz01"): (
         "an override is one word: write vars.token=<redacted>"
     ),
+    ("launch", "r.yaml", "--run.steps=3"): "overrides are written without dashes: run.steps=3",
+    ("validate", "r.yaml", "-run.steps", "3"): "overrides are written without dashes: run.steps=3",
+    ("config", "r.yaml", "--vars.x"): "overrides are written without dashes: vars.x=VALUE",
+    ("launch", "--config-name", "exp", "--config-path=conf"): (
+        "`--config-name` is a flag of Hydra; the same is: meshctl launch RECIPE"
+    ),
+    ("launch", "--hydra-help"): "`--hydra-help` is a flag of Hydra; the same is: meshctl launch --help",
 }
 RIGHT = (
     ("launch", "r.yaml", "run.steps=3", "run.show=[a.b,c.d]"),
@@ -33,6 +40,9 @@ RIGHT = (
     ("launch", "--replay", "batch=folder", "r.yaml"),
     ("show-topology", "r.yaml", "--diff", "run.steps = 3"),
     ("explain", "my", "recipe.yaml"),
+    ("init", "--run.steps=3"),
+    ("doctor", "--run"),
+    ("launch", "r.yaml", "--dry-run", "-m", "a=1"),
     (),
 )
 
@@ -46,9 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("words", ANSWERS)
 def test_the_answer_has_the_right_words(words: tuple[str, ...]) -> None:
-    assert answer_split(words) == ANSWERS[words]
+    assert answer(words) == ANSWERS[words]
 
 
 @pytest.mark.parametrize("words", RIGHT)
 def test_right_words_have_no_answer(words: tuple[str, ...]) -> None:
-    assert answer_split(words) == ""
+    assert answer(words) == ""
