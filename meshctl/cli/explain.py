@@ -22,7 +22,7 @@ def explain(word: str) -> int:
         return _print(_page(page(wanted)))
     if among := [code for code in known if wanted and code.startswith(wanted)] if word else known:
         return _print(_list(among))
-    return refuse(_unknown(word, wanted, known))
+    return refuse(_unknown(word, known))
 
 
 def _code(word: str) -> str:
@@ -34,32 +34,17 @@ def _code(word: str) -> str:
     return f"MC{found[1]}" if found else ""
 
 
-def _unknown(word: str, wanted: str, known: Sequence[str]) -> str:
-    """Returns the error message for an unknown code. It suggests the nearest code, pages that contain the
-    word, or the list of all codes."""
-    shown = word.strip()[:40] if word.isprintable() else ascii(word)[:40]
-    if wanted:
-        near = min(known, key=lambda code: (abs(int(code[2:]) - int(wanted[2:].ljust(3, "0"))), code))
-        return f"code `{wanted}` does not exist; the nearest is `{near}`: {head(near)[1]}"
-    mentioning = (
-        [code for code in known if _mentions(page(code), word.strip().lower())]
-        if len(word.strip()) > 2
-        else []
-    )
+def _unknown(word: str, known: Sequence[str]) -> str:
+    """Returns the error message for an unknown code. It suggests pages that contain the word, a similar code,
+    or the list of all codes."""
+    word = word.strip()
+    shown = word[:40] if word.isprintable() else ascii(word)[:40]
+    mentioning = [code for code in known if len(word) > 2 and _mentions(page(code), word.lower())]
+    near = did_you_mean(word.upper(), known)
+    help = near if near.startswith("did you mean") else "`meshctl explain` lists all codes"
     if mentioning:
-        return (
-            f"code `{shown}` does not exist; {listed(mentioning)} "
-            f"{'mentions' if len(mentioning) == 1 else 'mention'} it"
-        )
-    return (
-        f"code `{shown}` does not exist; "
-        f"{near if (near := _suggestion(word, known)) else '`meshctl explain` lists all codes'}"
-    )
-
-
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    near = did_you_mean(word.strip().upper(), known)
-    return near if near.startswith("did you mean") else ""
+        help = f"{listed(mentioning)} mention{'s' if len(mentioning) == 1 else ''} it"
+    return f"code `{shown}` does not exist; {help}"
 
 
 def _mentions(of: Page, word: str) -> bool:

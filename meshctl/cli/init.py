@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from meshctl.cli import schema
 from meshctl.cli.output import refuse, why
@@ -46,6 +45,7 @@ DEFAULT_PROCESSES = 2
 """Default number of ranks on cpu."""
 DEFAULT_DEVICES = 8
 """Default number of ranks on a device type that this machine does not have."""
+T = TypeVar("T")
 Ask = Callable[[str], str]
 """Shows a prompt and returns a line of input. Raises `EOFError` at the end of the input."""
 Machine = tuple[str, int]
@@ -77,7 +77,7 @@ def init(name: str, options: Options) -> int:
     try:
         here = machine()
         if has_terminal and not options.has_answers:
-            choice, name = questions(name, here, options.force, read_line)
+            choice, name = questions(name, here, options.force, input)
         else:
             choice = choice_of(options, here)
         return write(place_of(name, choice.kind), choice, options, here)
@@ -130,60 +130,35 @@ def choice_of(options: Options, here: Machine) -> Choice:
 # Questions
 
 
-def read_line(prompt: str) -> str:
-    """Returns a line of the terminal. Signals also write to a pipe that ends the wait, so that an interrupt
-    between the prompt and the read takes effect at once."""
-    print(prompt, end="", flush=True)
-    wakes, signals = os.pipe()
-    os.set_blocking(signals, False)
-    before = signal.set_wakeup_fd(signals, warn_on_full_buffer=False)
-    try:
-        select.select([sys.stdin, wakes], [], [])
-        return input()
-    finally:
-        signal.set_wakeup_fd(before)
-        os.close(wakes)
-        os.close(signals)
-
-
 def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
     """Asks all questions, each with a default. Returns (the choices, the name)."""
     kind = ask_option("What do you want to run?", KINDS, next(iter(KINDS)), ask)
-    script = ask_script(ask) if kind == "script" else ""
+    script = ""
+    if kind == "script":
+        prompt = "\nPath of the script (leave empty for a small example): "
+        script = _asked(prompt, "", lambda line: line and script_from(line, Path()) and line, ask)
     found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
     about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
     device = ask_option("On what?", about, here[0], ask)
     choice = Choice(kind, device, default_ranks(here, device, kind), "", script)
     if device != "mps":
-        choice = replace(choice, ranks=ask_ranks(_how_many(choice), choice, ask))
+        print(f"\n{_how_many(choice)}")
+        choice = _asked(f"[{choice.ranks}]: ", str(choice.ranks), lambda line: _with_ranks(choice, line), ask)
     if kind != "script" and len(layouts(choice)) > 1:
         words = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
         question = f"Which layout do the {choice.trained} training ranks have?"
         layout = ask_option(question, words, layouts(choice)[0], ask)
         choice = replace(choice, layout=layout)
-    return choice, name or ask_name(choice, force, ask)
+    return choice, name or _asked(
+        f"\nA name [{kind}]: ", kind, lambda line: _new_name(line, kind, force), ask
+    )
 
 
-def ask_script(ask: Ask) -> str:
-    """Asks for the path of the user's script. Returns an empty string for a script that `init` writes."""
-    while script := ask("\nPath of the script (leave empty for a small example): ").strip():
-        try:
-            script_from(script, Path())
-            break
-        except WrongChoice as wrong:
-            print(f"  {shown(str(wrong))}")
-    return script
-
-
-def ask_name(choice: Choice, force: bool, ask: Ask) -> str:
-    """Asks for a valid name that no existing recipe has."""
+def _asked(prompt: str, default: str, read: Callable[[str], T], ask: Ask) -> T:
+    """Asks until `read` returns the value of an answer, in place of raising `WrongChoice`."""
     while True:
-        name = ask(f"\nA name [{choice.kind}]: ").strip() or choice.kind
         try:
-            recipe = place_of(name, choice.kind).recipe
-            if force or not os.path.lexists(recipe):
-                return name
-            print(f"  {shown(f'`{recipe}` already exists')}")
+            return read(ask(prompt).strip() or default)
         except WrongChoice as wrong:
             print(f"  {shown(str(wrong))}")
 
@@ -194,13 +169,15 @@ def ask_option(question: str, words: Mapping[str, str], default: str, ask: Ask) 
     print(f"\n{question}")
     for index, word in enumerate(names, 1):
         print(f"  {index}  {word:{width}}  {words[word]}")
-    while True:
-        line = ask(f"[{default}]: ").strip().lower() or default
-        if line in words:
-            return line
+
+    def read(line: str) -> str:
         if line.isdecimal() and 1 <= int(line) <= len(names):
             return names[int(line) - 1]
-        print(f"  a number from 1 to {len(names)}, or a word: {', '.join(names)}")
+        if line.lower() not in words:
+            raise WrongChoice(f"a number from 1 to {len(names)}, or a word: {', '.join(names)}")
+        return line.lower()
+
+    return _asked(f"[{default}]: ", default, read, ask)
 
 
 def _how_many(choice: Choice) -> str:
@@ -210,18 +187,20 @@ def _how_many(choice: Choice) -> str:
     return f"How many {what}{groups}?{' The judge is one more.' if choice.has_judge else ''}"
 
 
-def ask_ranks(question: str, choice: Choice, ask: Ask) -> int:
-    print(f"\n{question}")
-    while True:
-        line = ask(f"[{choice.ranks}]: ").strip() or str(choice.ranks)
-        try:
-            ranks = int(line)
-            templates.check(replace(choice, ranks=ranks))
-            return ranks
-        except WrongChoice as wrong:
-            print(f"  {wrong}")
-        except ValueError:
-            print("  an integer")
+def _with_ranks(choice: Choice, line: str) -> Choice:
+    if not line.isdecimal():
+        raise WrongChoice("an integer")
+    choice = replace(choice, ranks=int(line))
+    templates.check(choice)
+    return choice
+
+
+def _new_name(name: str, kind: str, force: bool) -> str:
+    """Returns a valid name. Raises `WrongChoice` if a recipe has it already."""
+    recipe = place_of(name, kind).recipe
+    if os.path.lexists(recipe) and not force:
+        raise WrongChoice(f"`{recipe}` already exists")
+    return name
 
 
 # Writing

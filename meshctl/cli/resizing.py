@@ -4,7 +4,8 @@ beforehand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +14,12 @@ from meshctl.cli.load import Launchable, Unreadable, plan_of
 from meshctl.diagnostics import RecipeError
 from meshctl.engines.checks.resume import changed_meshes
 from meshctl.plan.model import Plan
-from meshctl.plan.resizing import CannotResize, Lost, resizings
+from meshctl.plan.resizing import CannotResize, Device, Lost, resizings
 from meshctl.run.directory import RunDir
+from meshctl.text.english import counted, in_words
+
+WORD = re.compile(r"(.+):([0-9]{1,9})")
+NODE = "node"
 
 
 class Resizing:
@@ -71,5 +76,48 @@ class Resizing:
 
 
 def resizing_of(run: RunDir) -> Resizing:
-    """Returns that of a run whose recipe is in its directory."""
+    """Returns the `Resizing` of a run, from the recipe in its directory."""
     return Resizing(str(Path(run.path)), run=run)
+
+
+def lost_of(plan: Plan, words: Sequence[str]) -> Lost:
+    """Returns what the options name: GROUP:RANK or node:N. Raises `ValueError` with a sentence."""
+    nodes, devices, processes = set[int](), set[Device](), dict[str, int]()
+    groups = {group.name: group for group in plan.groups}
+    for word in words:
+        found = WORD.fullmatch(word)
+        name, number = (found[1], int(found[2])) if found else ("", 0)
+        if name == NODE and number < plan.cluster.nodes:
+            nodes.add(number)
+        elif name == NODE:
+            raise ValueError(f"--lost {word}: the plan has {counted(plan.cluster.nodes, 'node')}, from 0")
+        elif name not in groups:
+            raise ValueError(
+                f"--lost must be GROUP:RANK, such as `{plan.groups[0].name}:0`, or `node:0`: {word}"
+            )
+        elif number >= groups[name].workers:
+            raise ValueError(f"--lost {word}: `{name}` has {counted(groups[name].workers, 'worker')}, from 0")
+        elif own := plan.worker(name, number).devices:
+            devices.update((groups[name].device_type, device) for device in own)
+        else:
+            processes[name] = processes.get(name, 0) + 1
+    return Lost(frozenset(nodes), frozenset(devices), processes)
+
+
+def changes(resizing: Resizing, smaller: Plan, lost: Lost) -> list[str]:
+    """Returns lines about what is lost, the groups that change their size, and the overrides for it."""
+    found = [f"lost: {in_words([*_names(lost)])}"]
+    groups = resizing.whole.plan.groups
+    sizes = [
+        f"{workers} of {counted(group.workers, 'worker')} of {group.name}"
+        for group in groups
+        if (workers := smaller.group(group.name).workers) != group.workers
+    ]
+    found.append(f"goes on with {in_words(sizes)}" if sizes else "no group has a worker there")
+    return [*found, *([f"overrides: {' '.join(resizing.overrides)}"] if resizing.overrides else [])]
+
+
+def _names(lost: Lost) -> Iterator[str]:
+    yield from (f"node {node}" for node in sorted(lost.nodes))
+    yield from (f"{kind} device {number}" for kind, number in sorted(lost.devices))
+    yield from (f"{counted(count, 'rank')} of {name}" for name, count in lost.processes.items())

@@ -177,12 +177,11 @@ def picture(recipe: str, overrides: list[str], options: Options) -> str:
 
 
 def loaded(name: str, overrides: list[str], held: Held, lost: Sequence[str]) -> Launchable:
-    """Returns the recipe; with `lost`, what remains of it. Prints what that would cost. Raises
+    """Returns the recipe; with `lost`, what remains of it. Prints what changes. Raises
     `CannotResize`."""
     if not lost:
         return plan_of(name, overrides, held)
-    from meshctl.cli.losses import costs, lost_of
-    from meshctl.cli.resizing import Resizing
+    from meshctl.cli.resizing import Resizing, changes, lost_of
 
     resizing = Resizing(name, overrides, held)
     try:
@@ -190,7 +189,7 @@ def loaded(name: str, overrides: list[str], held: Held, lost: Sequence[str]) -> 
     except ValueError as error:
         raise UsageError(str(error)) from None
     smaller = resizing.without(gone)
-    for line in costs(resizing, smaller, gone):
+    for line in changes(resizing, smaller.plan, gone):
         print(shown(redact(line)), file=sys.stderr)
     return smaller
 

@@ -11,6 +11,7 @@ whose components are ready-made. Instead of a Python file they have data.
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import sys
@@ -316,10 +317,4 @@ def quoted(text: str) -> str:
     words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
     if bare and text.lower() not in words and not text.lower().startswith((".inf", ".nan")):
         return text
-    return '"' + "".join(_escaped(character) for character in text) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in '"\\':
-        return f"\\{character}"
-    return character if character.isprintable() else f"\\u{ord(character):04x}"
+    return json.dumps(text, ensure_ascii=False)

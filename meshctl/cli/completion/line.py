@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from meshctl.cli.completion.sources import Candidate
+from meshctl.cli.completion.candidate import Candidate
+from meshctl.cli.completion.sources import FOLDER, names_of_shells
 from meshctl.cli.output import refuse, write
 from meshctl.text.english import listed
 
-FOLDER = Path(__file__).parent
 BREAKS = "\"'@><=;|&(: \t\n"
 """The default word breaks of bash: characters at which it begins a new word."""
 SPECIAL = re.compile(r"""([ \t"'\\$`&;|<>()*?!])""")
@@ -146,16 +146,11 @@ def _options(command: Any) -> Iterator[Candidate]:
     yield Candidate("--help", "Show this message and exit.")
 
 
-def shells() -> tuple[str, ...]:
-    """Returns the names of the supported shells."""
-    return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
-
-
 def script(shell: str) -> int:
     """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
     name = shell or Path(os.environ.get("SHELL", "")).name
-    if name not in shells():
+    if name not in names_of_shells():
         reason = f"shell `{name}` is not supported" if name else "the shell cannot be detected from SHELL"
-        return refuse(f"{reason}; available: {listed(shells())}")
+        return refuse(f"{reason}; available: {listed(names_of_shells())}")
     write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
     return 0

@@ -9,25 +9,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import typer
+
+from meshctl.cli.completion.candidate import Candidate
 
 if TYPE_CHECKING:
     from meshctl.cli.completion.overrides import Outline
 
 
-class Candidate(NamedTuple):
-    text: str
-    description: str = ""
-
-    @property
-    def is_whole(self) -> bool:
-        """True if the candidate is a complete word. The shell adds a space only after a complete word."""
-        is_list = "=[" in self.text and not self.text.endswith("]")
-        return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))
-
-
+FOLDER = Path(__file__).parent
+"""The folder of the scripts of shells."""
 MAX_RANKS = 100
 """Maximum number of ranks that are proposed."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
@@ -107,9 +100,12 @@ def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
 
 
 def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.cli.completion.line import shells
+    return map(Candidate, names_of_shells())
 
-    return map(Candidate, shells())
+
+def names_of_shells() -> tuple[str, ...]:
+    """Returns the names of the supported shells."""
+    return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
 
 
 def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:

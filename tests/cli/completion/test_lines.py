@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshctl.cli.completion.candidate import Candidate
 from meshctl.cli.completion.line import answer, complete
-from meshctl.cli.completion.sources import Candidate
 from tests.cli.completion.completing import bash
 
 # Lines
