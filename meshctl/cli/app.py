@@ -420,7 +420,7 @@ def completion(
     ] = "",
 ) -> None:
     """Print the completion script of a shell. It completes commands, recipes and overrides."""
-    from meshctl.cli.completion.line import script
+    from meshctl.cli.completion.shells import script
 
     raise typer.Exit(script(shell))
 

@@ -1,5 +1,4 @@
-"""`meshctl completion SHELL` prints the completion script of a shell, which calls `meshctl complete SHELL`
-with the words up to the cursor. To support another shell, add a file `meshctl.SHELL` to this folder.
+"""`meshctl complete SHELL`: candidates for the word at the cursor, for the scripts of shells.
 
 zsh and fish pass words without quotes, and replace the whole word by a candidate. bash passes the line as it
 was typed, and replaces only the text after the last word break (`=`, `@` and `:` are such). For bash, a
@@ -14,13 +13,9 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from meshctl.cli.completion.candidate import Candidate
-from meshctl.cli.completion.sources import FOLDER, names_of_shells
-from meshctl.cli.output import refuse, write
-from meshctl.text.english import listed
 
 BREAKS = "\"'@><=;|&(: \t\n"
 """The default word breaks of bash: characters at which it begins a new word."""
@@ -144,13 +139,3 @@ def _options(command: Any) -> Iterator[Candidate]:
     for one in command.params:
         yield from (Candidate(name, getattr(one, "help", "") or "") for name in one.opts if name[:2] == "--")
     yield Candidate("--help", "Show this message and exit.")
-
-
-def script(shell: str) -> int:
-    """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
-    name = shell or Path(os.environ.get("SHELL", "")).name
-    if name not in names_of_shells():
-        reason = f"shell `{name}` is not supported" if name else "the shell cannot be detected from SHELL"
-        return refuse(f"{reason}; available: {listed(names_of_shells())}")
-    write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
-    return 0

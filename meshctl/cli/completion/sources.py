@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from meshctl.cli.completion.overrides import Outline
 
 
-FOLDER = Path(__file__).parent
-"""The folder of the scripts of shells."""
 MAX_RANKS = 100
 """Maximum number of ranks that are proposed."""
 RECIPE_SUFFIXES = (".yaml", ".yml")
@@ -100,12 +98,9 @@ def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
 
 
 def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    return map(Candidate, names_of_shells())
+    from meshctl.cli.completion.shells import shells
 
-
-def names_of_shells() -> tuple[str, ...]:
-    """Returns the names of the supported shells."""
-    return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
+    return map(Candidate, shells())
 
 
 def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:

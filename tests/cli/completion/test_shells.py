@@ -16,13 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from meshctl.cli.app import app
-from meshctl.cli.completion.sources import FOLDER, names_of_shells
+from meshctl.cli.completion.shells import FOLDER, shells
 
 # The shells themselves
 
 
 def test_scripts_are_printed() -> None:
-    for shell in names_of_shells():
+    for shell in shells():
         done = CliRunner().invoke(app, ["completion", shell])
         assert (done.exit_code, done.stdout) == (0, (FOLDER / f"meshctl.{shell}").read_text())
 
@@ -38,7 +38,7 @@ def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("shell", names_of_shells())
+@pytest.mark.parametrize("shell", shells())
 def test_scripts_are_right_to_their_shells(shell: str) -> None:
     program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
     assert subprocess.run([program, "-n", FOLDER / f"meshctl.{shell}"], capture_output=True).returncode == 0
