@@ -16,19 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshctl.cli.load import Unreadable, load_recipe
-from meshctl.cli.output import refuse, write
-from meshctl.cli.stdin_source import resolve_source
+from meshctl.cli.load import Unreadable, load_recipe, resolve_source
+from meshctl.cli.output import problem_of_format, refuse, write
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
 from meshctl.text.bounded import UNSEEN
-from meshctl.text.english import listed
 
 if TYPE_CHECKING:
     from meshctl.recipe.load import Loaded
     from meshctl.recipe.origins import Origin
 
-FORMATS = ("text", "json")
 FORMAT = 1
 """Version of the JSON format."""
 UNREADABLE = 3
@@ -38,8 +35,8 @@ WIDTH = 80
 
 def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:
     """Prints a recipe and returns the exit code: 1 if the recipe has errors, 3 if it cannot be read."""
-    if format not in FORMATS:
-        return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
+    if problem := problem_of_format(format):
+        return refuse(problem)
     try:
         name, standard_input = resolve_source(recipe)
         loaded, _ = load_recipe(name, overrides, standard_input)

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from meshctl.cli.forks import run_and_exit
 from meshctl.cli.output import write
-from meshctl.cli.parallel_start import run_and_exit
 from meshctl.engines.node.forkserver import flush
 from meshctl.run.directory import RUNS, RunDir
 from meshctl.run.finding import name_of

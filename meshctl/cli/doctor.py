@@ -7,23 +7,20 @@ import json
 import shutil
 import sys
 
-from meshctl.cli.color import has_color
 from meshctl.cli.doctor_run import Interrupted, run_paths
-from meshctl.cli.load import Launchable, Unreadable, plan_of
-from meshctl.cli.output import refuse, write
+from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
+from meshctl.cli.output import has_color, problem_of_format, refuse, write
 from meshctl.cli.requirements import needs_of, requirements_of
-from meshctl.cli.stdin_source import resolve_source
 from meshctl.diagnostics import RecipeError
 from meshctl.diagnostics.health import Check, as_data, tally
 from meshctl.engines.checks.machine import examine
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, engine_named
 from meshctl.run.directory import Start
-from meshctl.text.english import counted, listed
+from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
 from meshctl.view.reports.health import table
 
-FORMATS = ("text", "json")
 REFUSED, INTERRUPTED = 4, 130
 NO_TERMINAL, WIDEST = 80, 120
 """Columns."""
@@ -32,8 +29,8 @@ NO_TERMINAL, WIDEST = 80, 120
 def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) -> int:
     """Prints the checks, with `run` also those of all paths between workers. Returns the exit code: that of
     `validate` for a wrong recipe, 4 if a check has failed, else 0."""
-    if format not in FORMATS:
-        return refuse(f"format `{format}` does not exist; available: {listed(FORMATS)}")
+    if problem := problem_of_format(format):
+        return refuse(problem)
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
         checks = (*examine(requirements_of(ready, needs_of(ready)) if ready else Requirements()), *checks)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshctl.cli import launch
-from meshctl.cli.launch_process import LaunchProcess
+from meshctl.cli.forks import LaunchProcess
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import device_files
 from meshctl.engines.node.termination import name_of

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import cast
 
 from meshctl.cli.collection import without_collection
-from meshctl.cli.load import Launchable, Unreadable, plan_of
+from meshctl.cli.forks import run_in_fork
+from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
-from meshctl.cli.parallel_start import run_in_fork
 from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
 from meshctl.cli.requirements import needs_of, requirements_of
-from meshctl.cli.stdin_source import resolve_source
 from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging

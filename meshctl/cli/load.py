@@ -4,6 +4,7 @@ plan."""
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,11 +15,13 @@ from typing import TYPE_CHECKING
 from meshctl.cli.crash import bug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
-from meshctl.recipe.compose.folders import files, is_dir, is_file
+from meshctl.recipe.compose.folders import files, is_dir, is_file, real
+from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.recipe.secrets import Secrets
 from meshctl.run.checkpoints.saved import WholeCheckpoint
 from meshctl.run.directory import RUNS, RunDir, Start
 from meshctl.text.english import listed
+from meshctl.view.reports import STDIN
 
 if TYPE_CHECKING:
     from meshctl.engines.checks.requirements import Needs
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from meshctl.recipe.rules import Facts
 
 
+Held = Mapping[str, bytes]
+"""Real path -> bytes that are used in place of the file."""
+NOTHING: Held = MappingProxyType({})
 TO_START = ("MC620", "MC622")
 """Codes of options that an engine needs to start a run, and not to show one."""
 
@@ -67,7 +73,7 @@ class Launchable:
 def plan_of(
     recipe: str,
     overrides: list[str],
-    held: Mapping[str, bytes] = MappingProxyType({}),
+    held: Held = NOTHING,
     is_draft: bool = False,
 ) -> Launchable:
     """Reads, checks and resolves a recipe or a run directory. `held` maps real paths to bytes that are used
@@ -97,9 +103,7 @@ def plan_of(
     )
 
 
-def load_recipe(
-    recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})
-) -> tuple[Loaded, RunDir | None]:
+def load_recipe(recipe: str, overrides: list[str], held: Held = NOTHING) -> tuple[Loaded, RunDir | None]:
     """Returns the readable part of a recipe, even with errors, and the run if `recipe` is a run directory.
     Raises `Unreadable` for another folder."""
     from meshctl.recipe.load import load
@@ -119,7 +123,7 @@ class CheckResult:
     launchable: Launchable | None = None
 
 
-def check(recipe: str, overrides: list[str], held: Mapping[str, bytes] = MappingProxyType({})) -> CheckResult:
+def check(recipe: str, overrides: list[str], held: Held = NOTHING) -> CheckResult:
     """Reads, checks and resolves a recipe like `plan_of`, but returns errors instead of raising them, so that
     an unreadable recipe or a bug does not hide the findings of other recipes."""
     try:
@@ -175,3 +179,19 @@ def _refuse_name_of_run(recipe: str) -> None:
         run = find(recipe, Path(RUNS))
         help = f"`meshctl restart {recipe}` continues the run `{name_of(run)}`"
         raise Unreadable(Report((Diagnostic("MC001", f"recipe `{recipe}` does not exist", help=help),)))
+
+
+def resolve_source(recipe: str) -> tuple[str, Held]:
+    """Returns a recipe's path, and its text if it comes from standard input. Raises `Unreadable`."""
+    return (STDIN, {real(Path.cwd() / STDIN): _standard_input()}) if recipe == "-" else (recipe, NOTHING)
+
+
+def _standard_input() -> bytes:
+    """Reads standard input, up to one byte more than the maximum size of a recipe."""
+    try:
+        return sys.stdin.buffer.read(MAX_BYTES + 1) or b""
+    except (AttributeError, ValueError):
+        why = "standard input is closed"
+    except OSError as error:
+        why = f"cannot read standard input: {(error.strerror or 'it failed').lower()}"
+    raise Unreadable(Report((Diagnostic("MC001", why),)))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import is_closed, refuse, silence, why
-from meshctl.cli.status import NO_RUN, check_format
+from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, why
+from meshctl.cli.status import NO_RUN
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
 from meshctl.run.log_lines import LogLine, WorkerLog, as_time, merged
@@ -43,7 +43,7 @@ class Options:
 def logs(words: Sequence[str], options: Options) -> int:
     """Prints the logs of the run and the workers that `words` name, both of which may be left out."""
     try:
-        if problem := check_format(options.format):
+        if problem := problem_of_format(options.format):
             raise Misused(problem)
         pattern, since = _pattern(options.grep), since_of(options.since, time.time())
         seen, names = _named(words, options.folder)

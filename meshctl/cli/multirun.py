@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.cli import launch
-from meshctl.cli.launch_process import LaunchProcess
+from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import refuse, write
 from meshctl.dataclass import dataclass

@@ -10,15 +10,21 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TextIO
 
+from meshctl.run.directory import write_whole
+from meshctl.text.english import listed
 from meshctl.text.redaction import redact
 from meshctl.view.reports.text import shown
 
 USAGE = 2
 REFUSED = 4
+WHEN = ("auto", "always", "never")
+DATA_FORMATS = ("text", "json")
 
 
 def write(text: str, out: TextIO) -> None:
@@ -76,3 +82,40 @@ def refused(error: OSError) -> int:
     with suppress(OSError):
         refuse(f"the output was not written completely: {why(error)}")
     return REFUSED
+
+
+def problem_of_format(format: str, known: Collection[str] = DATA_FORMATS) -> str:
+    """Returns why a command does not have a format; empty if it has."""
+    return "" if format in known else f"format `{format}` does not exist; available: {listed(known)}"
+
+
+def write_file(text: str, path: Path, follows: bool = True, unwritable: int = USAGE) -> int:
+    """Replaces a file at once, or writes to a pipe or device. Returns the exit code, `unwritable` for an
+    error of the system. `follows` is whether a link may be followed, and a device be written to: not where
+    the user has not chosen the path."""
+    try:
+        if path.is_dir():
+            return refuse(f"`{path}` cannot be written: it is a folder")
+        if follows and path.exists() and not path.is_file():  # e.g. /dev/stdout, which cannot be replaced
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_whole(path.resolve() if follows else path, text)
+    except FileExistsError:
+        return refuse(f"`{path}` cannot be written: its folder is a file")
+    except (OSError, ValueError) as error:
+        return refuse(f"`{path}` cannot be written: {why(error)}", unwritable)
+    return 0
+
+
+def has_color(out: TextIO, when: str = "auto", environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether output to a stream has colors. The first of these decides: `when` if it is not "auto",
+    NO_COLOR, FORCE_COLOR or CLICOLOR_FORCE, and whether the stream is a terminal that can show colors."""
+    if when != "auto":
+        return when == "always"
+    if environ.get("NO_COLOR"):
+        return False
+    if any(
+        environ.get(name, "").lower() not in ("", "0", "false") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")
+    ):
+        return True
+    return out.isatty() and environ.get("TERM") != "dumb" and environ.get("CLICOLOR") != "0"

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from meshctl.cli.output import REFUSED, refuse, why, write
+from meshctl.cli.output import REFUSED, refuse, why, write, write_file
 from meshctl.cli.status import NO_RUN
-from meshctl.recipe.compose.folders import is_dir
-from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun
 from meshctl.run.reading import DAMAGED, text_of
 from meshctl.text.english import listed
@@ -43,7 +42,12 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
     if out == "-":
         write(text, sys.stdout)
         return 0
-    return write_page(text, Path(out) if out else default_path(seen), is_chosen=bool(out))
+    path = Path(out) if out else default_path(seen)
+    # A run directory may contain any link.
+    code = write_file(text, path, follows=bool(out), unwritable=REFUSED)
+    if not code:
+        write(f"{shown(str(path))}\n", sys.stdout)
+    return code
 
 
 def default_path(seen: Sequence[SeenRun]) -> Path:
@@ -67,21 +71,3 @@ def recipe_of(run: RunDir) -> str:
         return "\n".join(map(redact, text_of(run.recipe).splitlines()))
     except (OSError, ValueError) as error:
         return f"recipe.yaml cannot be read: {why(error)}"
-
-
-def write_page(text: str, path: Path, is_chosen: bool) -> int:
-    """Replaces a file at once. Follows a link, and writes to a pipe or device, only where the user has chosen
-    the path: a run directory may contain anything. Returns the exit code."""
-    try:
-        if is_dir(path):
-            return refuse(f"`{path}` cannot be written: it is a folder")
-        if is_chosen and path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            write_whole(path.resolve() if is_chosen else path, text)
-    except FileExistsError:
-        return refuse(f"`{path}` cannot be written: its folder is a file")
-    except (OSError, ValueError) as error:
-        return refuse(f"`{path}` cannot be written: {why(error)}", REFUSED)
-    write(f"{shown(str(path))}\n", sys.stdout)
-    return 0

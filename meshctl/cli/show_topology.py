@@ -13,10 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshctl.cli.color import has_color
-from meshctl.cli.load import Launchable, Unreadable, plan_of
-from meshctl.cli.output import refuse, why, write
-from meshctl.cli.stdin_source import Held, resolve_source
+from meshctl.cli.load import Held, Launchable, Unreadable, plan_of, resolve_source
+from meshctl.cli.output import has_color, problem_of_format, refuse, write, write_file
 from meshctl.cli.validate import draw
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
@@ -24,7 +22,6 @@ from meshctl.plan.resizing import CannotResize
 from meshctl.plan.views.topology import Topology, Warning, ZoomError, topology
 from meshctl.recipe.compose.folders import is_dir, is_file
 from meshctl.recipe.rules.memory import memory_of
-from meshctl.run.directory import write_whole
 from meshctl.text.english import counted, listed
 from meshctl.text.redaction import redact
 from meshctl.topology.memory import Memory
@@ -114,7 +111,7 @@ def show(recipe: str, overrides: list[str], options: Options) -> int:
 def check(options: Options) -> None:
     """Raises `UsageError` for options that are wrong whatever the recipe is."""
     if options.format_name not in FORMATS:
-        raise UsageError(f"format `{options.format}` does not exist; available: {listed(FORMATS)}")
+        raise UsageError(problem_of_format(options.format, FORMATS))
     if not options.format and options.suffix in IMAGE_SUFFIXES:
         raise UsageError(
             f"no format has the suffix `{options.suffix}`; use `.svg` or `.html`, which a browser displays "
@@ -265,23 +262,11 @@ def columns(options: Options) -> int:
 def print_or_write(text: str, options: Options) -> int:
     """Prints the picture or writes it to `out`. Returns the exit code."""
     if options.out:
-        return write_file(text, Path(options.out), options.format_name)
+        path = Path(options.out)
+        if code := write_file(text, path):
+            return code
+        size = counted(len(text.encode()), "byte")
+        print(f"wrote {shown(str(path))}: {options.format_name}, {size}", file=sys.stderr)
+        return 0
     write(in_encoding(text, sys.stdout.encoding) if options.format_name == "text" else text, sys.stdout)
-    return 0
-
-
-def write_file(text: str, path: Path, format: str) -> int:
-    """Replaces a file at once, or writes to a pipe or device. Returns the exit code."""
-    try:
-        if is_dir(path):
-            return refuse(f"`{path}` cannot be written: it is a folder")
-        if path.exists() and not path.is_file():  # e.g. /dev/stdout, which cannot be replaced
-            path.write_text(text, encoding="utf-8")
-        else:
-            write_whole(path.resolve(), text)
-    except FileExistsError:
-        return refuse(f"`{path}` cannot be written: its folder is a file")
-    except (OSError, ValueError) as error:
-        return refuse(f"`{path}` cannot be written: {why(error)}")
-    print(f"wrote {shown(str(path))}: {format}, {counted(len(text.encode()), 'byte')}", file=sys.stderr)
     return 0

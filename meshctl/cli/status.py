@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import refuse, write
+from meshctl.cli.output import problem_of_format, refuse, write
 from meshctl.run.finding import NoRun, runs_below
 from meshctl.text.redaction import redact
 from meshctl.view.live.listing import listing, rows_of_runs
@@ -19,16 +19,10 @@ from meshctl.view.reports.text import shown
 
 NO_RUN = 3
 """The exit code where no run is named that can be read."""
-FORMATS = ("text", "json")
-
-
-def check_format(format: str) -> str:
-    """Returns why a format is wrong; empty if it is not."""
-    return "" if format in FORMATS else f"no format `{format}`: text or json"
 
 
 def runs(folder: str, format: str) -> int:
-    if problem := check_format(format):
+    if problem := problem_of_format(format):
         return refuse(problem)
     now = time.time()
     try:
@@ -46,7 +40,7 @@ def runs(folder: str, format: str) -> int:
 
 
 def status(word: str, folder: str, format: str) -> int:
-    if problem := check_format(format):
+    if problem := problem_of_format(format):
         return refuse(problem)
     try:
         seen = SeenRun.named(word, folder, job_state)

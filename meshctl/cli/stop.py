@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from meshctl.cli.jobs import JobTarget, job_of, job_state
-from meshctl.cli.output import REFUSED, refuse, write
-from meshctl.cli.status import NO_RUN, check_format
+from meshctl.cli.output import REFUSED, problem_of_format, refuse, write
+from meshctl.cli.status import NO_RUN
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
@@ -41,7 +41,7 @@ class CannotStop(Exception):
 
 def stop(word: str, options: Options) -> int:
     """Returns 0 once the run has ended as it was asked to, or had ended before, and 5 if it has failed."""
-    if problem := check_format(options.format):
+    if problem := problem_of_format(options.format):
         return refuse(problem)
     if options.now and options.checkpoint:
         return refuse("--now ends the run, and --checkpoint lets it go on: give one of them")
@@ -133,7 +133,7 @@ def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool,
     """Ends a run if it goes on, and continues it from its last checkpoint. Returns the exit code of the run.
     With the format `json`, stdout has the state of the run at its end, or at its beginning in the background,
     and what `launch` prints is on stderr."""
-    if problem := check_format(format):
+    if problem := problem_of_format(format):
         return refuse(problem)
     try:
         seen = stopped(SeenRun.named(word, folder, job_state))

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from meshctl import __version__
-from meshctl.cli.color import WHEN, has_color
-from meshctl.cli.load import CheckResult, Launchable, Unreadable, check
-from meshctl.cli.output import refuse, write
-from meshctl.cli.stdin_source import resolve_source
+from meshctl.cli.load import CheckResult, Launchable, Unreadable, check, resolve_source
+from meshctl.cli.output import WHEN, has_color, problem_of_format, refuse, write
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
@@ -87,8 +85,8 @@ def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Optio
             return (
                 f"`{name}` is neither a recipe nor an override: write {key}={value or following or 'VALUE'}"
             )
-    if options.format and options.format not in FORMATS:
-        return f"format `{options.format}` does not exist; available: {listed(FORMATS)}"
+    if problem := problem_of_format(options.report_format, FORMATS):
+        return problem
     if options.color not in WHEN:
         return f"`--color` must be {listed(WHEN, 'or')}, not `{options.color}`"
     return ""

@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import is_closed, refuse, silence, write
-from meshctl.cli.status import NO_RUN, check_format, text_of_seen
+from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, write
+from meshctl.cli.status import NO_RUN, text_of_seen
 from meshctl.run.finding import NoRun
 from meshctl.text.redaction import redact
 from meshctl.view.live.seen_run import SeenRun
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 def watch(word: str, folder: str, format: str) -> int:
     """Returns the exit code of the run, once it is over."""
-    if problem := check_format(format):
+    if problem := problem_of_format(format):
         return refuse(problem)
     seen: SeenRun | None = None
     try:

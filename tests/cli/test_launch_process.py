@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.launch_process import LaunchProcess
+from meshctl.cli.forks import LaunchProcess
 
 
 def wait_for_signal(ready: Path) -> int:

@@ -50,10 +50,10 @@ def test_as_json(runs: Path) -> None:
         (["status", "contrat"], 3, "the run `contrat` does not exist below runs: did you mean `contract`?"),
         (["status", "--dir", "none"], 3, "no runs: the folder none does not exist"),
         (["status", "."], 3, ". is a folder but not a run"),
-        (["restart", "-f", "xml"], 2, "no format `xml`: text or json"),
+        (["restart", "-f", "xml"], 2, "format `xml` does not exist; available: `text` and `json`"),
         (["runs", "none"], 3, "no runs: the folder none does not exist"),
-        (["runs", "-f", "xml"], 2, "no format `xml`: text or json"),
-        (["status", "-f", "xml"], 2, "no format `xml`: text or json"),
+        (["runs", "-f", "xml"], 2, "format `xml` does not exist; available: `text` and `json`"),
+        (["status", "-f", "xml"], 2, "format `xml` does not exist; available: `text` and `json`"),
     ],
 )
 def test_errors_are_one_line(words: list[str], code: int, message: str, runs: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.color import has_color
 from meshctl.cli.load import plan_of
+from meshctl.cli.output import has_color
 from tests.cli.validate.validated import meshctl, run
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
