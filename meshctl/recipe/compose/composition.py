@@ -4,7 +4,7 @@
              (`config_store`)
     include  the configs that the defaults lists and the command line choose, in Hydra's order (`includes`,
              which reads the lists with `defaults_lists`)
-    merge    the configs in that order, then the layouts and the values of the command line (`merging`)
+    merge    the configs in that order, then the layouts and the values of the command line
 
 Only the overrides' grammar is Hydra's own code. The rest follows Hydra's rules, and every value and every
 mistake keeps its file, line and column.
@@ -12,18 +12,25 @@ mistake keeps its file, line and column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.compose import overrides
+from meshctl.diagnostics import Diagnostic, Fix, Span
+from meshctl.recipe.compose import overrides, yaml_tree
 from meshctl.recipe.compose.config_store import PRIMARY, UNREADABLE, ConfigStore
 from meshctl.recipe.compose.defaults_lists import DefaultsLists
-from meshctl.recipe.compose.includes import Included, include
-from meshctl.recipe.compose.merging import merge
-from meshctl.recipe.compose.yaml_tree import Node
+from meshctl.recipe.compose.includes import Include, Included, include
+from meshctl.recipe.compose.overrides import ENGINE_KEY, Override, is_engine, is_layout
+from meshctl.recipe.compose.yaml_tree import MISSING, Node
+from meshctl.recipe.engine_fields import ENGINE
+from meshctl.recipe.fields import RECIPE
+from meshctl.recipe.fixes import renamed
+from meshctl.recipe.key_paths import is_key, keys_below, section_at
+from meshctl.recipe.mistakes import location_of, nearest_key, renamed_key
+from meshctl.text.english import did_you_mean, listed
 
 
 @dataclass(frozen=True)
@@ -79,3 +86,197 @@ def _empty(store: ConfigStore, name: str) -> Diagnostic:
         what = "has no keys"
     message = f"`{name}` {what}; a recipe has at least a group and what runs on it"
     return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
+
+
+# Merging
+
+
+def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[Node, list[Diagnostic]]:
+    """Returns (tree, diagnostics): `root` with the configs, the layouts of the command line and then its
+    values."""
+    merging = _Merging(root)
+    merging.add_configs(included.configs)
+    for override, configs in included.replacements:
+        merging.replace(override, configs)
+    for override in values:
+        merging.apply(override)
+    merging.remove_hydra()
+    return merging.root, merging.found
+
+
+@dataclass
+class _Merging:
+    root: Node
+    found: list[Diagnostic] = field(default_factory=list)
+
+    def add_configs(self, configs: Iterable[Include]) -> None:
+        for config in configs:
+            tree, path = config.file.tree, config.path
+            if tree is None:
+                continue
+            if is_layout(config.package) and self.root.at(path) is not None and not config.is_part_of_group:
+                self.root = yaml_tree.put(self.root, path, tree)
+            else:
+                new = _with_options(yaml_tree.nested(path, tree))
+                root = _without_others(self.root, new)
+                self.root = yaml_tree.merge(root, new)
+
+    def replace(self, override: Override, configs: Iterable[Include]) -> None:
+        """Replaces the layout of a component, or the engine, by one that the command line chooses."""
+        layout = Node({}, override.value_span, override.key_span)
+        for config in configs:
+            layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
+        if not is_layout(override.parsed.package):
+            self.root = _chosen(self.root, replace(layout, key=override.key_span))
+            return
+        path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
+        if self.root.at(path[:-1]) is not None:
+            self.root = yaml_tree.put(self.root, path, replace(layout, key=override.key_span))
+            return
+        components = self.root.get("components") or Node({}, self.root.span)
+        names = [key for key, _ in components.items()]
+        self.report_no_component(path[1], override.target, override.key_span, names)
+
+    def report_no_component(self, name: str, key: str, span: Span, names: Sequence[str]) -> None:
+        """Reports a layout for a component that does not exist. `key` is the text at the span."""
+        before, _, after = key.partition(f".{name}.")
+        fixes = renamed(span, name, names, after=f".{after}", before=f"{before}.")
+        message, help = f"component `{name}` does not exist", did_you_mean(name, names)
+        self.found.append(Diagnostic("MC203", message, span, help=help, fixes=fixes))
+
+    def apply(self, override: Override) -> None:
+        """Sets, adds or deletes one value."""
+        result = _applied(self.root, override)
+        if isinstance(result, Node):
+            self.root = result
+        else:
+            self.found.append(result)
+
+    def remove_hydra(self) -> None:
+        if (hydra := self.root.get("hydra")) is not None:
+            message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
+            self.found.append(Diagnostic("MC216", message, span, help="remove it"))
+            self.root = yaml_tree.without(self.root, ("hydra",))
+
+
+# Overrides of values
+
+
+def _applied(root: Node, override: Override) -> Node | Diagnostic:
+    """Returns the tree with one value set, added or deleted, or a diagnostic if the override does not apply
+    to the tree."""
+    if beyond := _unreachable(root, override):
+        return beyond
+    old, parsed = root.at(override.path), override.parsed
+    if override.is_deletion:
+        return _delete(root, override, old)
+    new = override.node()
+    if (
+        parsed.is_add()
+        and old is not None
+        and old.value not in (None, MISSING)
+        and not (new.is_mapping or new.is_list)
+    ):
+        return _exists_already(override, old)
+    needs_key = not parsed.is_add() and not parsed.is_force_add()
+    if needs_key and old is None and not is_key(override.path, root):
+        code, message = "MC203", f"`{override.target}` is not in the recipe"
+        return _unknown(root, override, code, message)
+    if is_engine(override.group):
+        return _chosen(root, new) if new.is_mapping else yaml_tree.put(root, override.path, new)
+    if old is not None and new.is_mapping and not is_layout(override.group):
+        new = yaml_tree.merge(old, new)
+    return yaml_tree.put(root, override.path, new)
+
+
+def _delete(root: Node, override: Override, old: Node | None) -> Node | Diagnostic:
+    expected = override.parsed.value()
+    if old is None:
+        message = f"`{override.target}` cannot be deleted: it is not in the recipe"
+        return _unknown(root, override, "MC209", message)
+    if expected is not None and expected != yaml_tree.plain(old):
+        message = f"`{override.target}` cannot be deleted: its value is not {override.value_text}"
+        return Diagnostic("MC209", message, override.value_span, (old.span.with_word("its value"),))
+    return yaml_tree.without(root, override.path)
+
+
+def _unknown(root: Node, override: Override, code: str, message: str) -> Diagnostic:
+    """Returns the diagnostic for an override of a key that the recipe does not have, at the first part of the
+    key that neither exists nor is a key of recipes."""
+    path = override.path
+    absent = [length for length in range(1, len(path) + 1) if root.at(path[:length]) is None]
+    part = next((length for length in absent if not is_key(path[:length], root)), absent[-1]) - 1
+    parent, key, span = root.at(path[:part]), path[part], override.part_span(part)
+    existing = [name for name, _ in parent.items()] if parent is not None else []
+    siblings = [name for name in dict.fromkeys((*existing, *keys_below(path[:part], root))) if name != key]
+    if near := nearest_key(key, siblings):
+        help = f"did you mean `{'.'.join((*path[:part], near, *path[part + 1 :]))}`?"
+        return Diagnostic(code, message, span, help=help, fixes=renamed_key(span, key, siblings))
+    help = f"to add it, write +{override.text.strip()}"
+    if (section := section_at(path[:part], root)) is not None:
+        location = location_of(key, section, path[:part], override.node(), root)
+        help = f"its keys are {listed(section.keys)}"
+        if location and location.path and part == len(path) - 1:
+            help = f"write {'.'.join(location.path)}={override.value_text}"
+        elif location:
+            help = location.help
+        elif section is RECIPE:
+            help = f"values of your own go under `vars`: +vars.{override.text.strip()}"
+    return Diagnostic(code, message, span, help="" if override.is_deletion else help)
+
+
+def _exists_already(override: Override, old: Node) -> Diagnostic:
+    help = f"`{override.target}={override.value_text}` replaces it"
+    plus = Span(override.file, 1, override.text.index("+") + 1)
+    message, here = f"`{override.target}` already exists", old.span.with_word("here")
+    return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(Fix(plus, "+", ""),))
+
+
+def _unreachable(root: Node, override: Override) -> Diagnostic | None:
+    """Returns a diagnostic if a value on the path to the key is not a mapping."""
+    for length in range(1, len(override.path)):
+        node, key = root.at(override.path[:length]), override.path[length]
+        if node is None:
+            return None
+        where, span = ".".join(override.path[:length]), override.part_span(length)
+        if node.is_list and node.get(key) is None:
+            return Diagnostic("MC203", f"the list `{where}` has no item {key}", span, (node.span,))
+        if not node.is_list and not node.is_mapping and node.value is not None:
+            rest = ".".join(override.path[length:])
+            help = f"replace it: {where}={{{rest}: {override.value_text}}}"
+            message, second = (
+                f"`{where}` is a single value and has no keys",
+                node.span.with_word(f"`{where}`"),
+            )
+            return Diagnostic("MC220", message, span, (second,), help)
+    return None
+
+
+# The engine: there is one, so a later choice replaces an earlier one of another name
+
+
+def _with_options(tree: Node) -> Node:
+    """Returns a tree whose engine, if it is only named, has an empty mapping of options."""
+    engine = tree.get(ENGINE_KEY)
+    if engine is None or engine.value not in ENGINE.keys:
+        return tree
+    options = Node({engine.value: Node({}, engine.span, engine.span)}, engine.span, engine.key)
+    return replace(tree, value={**tree.value, ENGINE_KEY: options})
+
+
+def _without_others(root: Node, new: Node) -> Node:
+    """Returns a tree without the engines that another tree, which is merged into it, does not name."""
+    old, engine = root.get(ENGINE_KEY), new.get(ENGINE_KEY)
+    names = [name for name, _ in engine.items()] if engine else []
+    if old is None or not old.is_mapping or not names:
+        return root
+    kept = {name: item for name, item in old.items() if name in names}
+    return replace(root, value={**root.value, ENGINE_KEY: replace(old, value=kept)})
+
+
+def _chosen(root: Node, new: Node) -> Node:
+    """Returns a tree with the engine that the command line chooses. Options that the recipe states for it
+    stay, where `new` has no others."""
+    root = _without_others(root, yaml_tree.nested((ENGINE_KEY,), new))
+    old = root.get(ENGINE_KEY)
+    return yaml_tree.put(root, (ENGINE_KEY,), yaml_tree.merge(old, new) if old and old.is_mapping else new)
