@@ -351,7 +351,7 @@ class DeviceMemory:
     """The components with a known model."""
     total: int
     is_complete: bool
-    """True if the bytes of all components that declare `MEMORY` are known."""
+    """True if the bytes of all components are known whose class states what they follow from."""
     device_type: str
     device_memory: int = 0
     """The memory of the device; 0 if the recipe does not state it."""
@@ -362,5 +362,5 @@ class Memory:
     """The bytes of all components of a recipe, and of the devices that they share."""
 
     components: tuple[ComponentMemory, ...] = ()
-    """The components whose class declares `MEMORY`."""
+    """The components whose class states what their bytes follow from."""
     devices: tuple[DeviceMemory, ...] = ()

@@ -25,7 +25,6 @@ from meshctl.recipe.rules import (
     memory,
     meshes,
     models,
-    nodes,
     pipeline,
     rollouts,
     run,
@@ -35,7 +34,7 @@ from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
-    *(pipeline, groups, nodes, devices, meshes, models, architectures, memory, components, arguments, data),
+    *(pipeline, groups, devices, meshes, models, architectures, memory, components, arguments, data),
     *(calls, flow, schedule, run, costs, rollouts, engines),
 )
 
