@@ -29,7 +29,7 @@ from meshctl.data.rows import Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
-from meshctl.topology.even_split import even_split
+from meshctl.topology.mesh import even_split
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 256

@@ -26,30 +26,47 @@ from typing import TYPE_CHECKING, Any, overload
 
 from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
-from meshctl.topology.dims import (
-    VIEWS,
-    MeshError,
-    dim_index,
-    dim_names,
-    dim_order,
-    dim_size,
-    flat_ranks,
-    part_sizes,
-    refuse_reserved,
-    shown,
-)
-from meshctl.topology.even_split import even_split, split_index
-from meshctl.topology.mesh_errors import extent, why_unknown
-from meshctl.topology.representatives import collect_ranks, representative
-from meshctl.topology.sizes import DIMS, SIZES, settle, whole
-from meshctl.topology.strides import Dim, Layout, join, offsets, row_major, size_of
-from meshctl.topology.to_torch import to_torch
-from meshctl.topology.views import data_view, divided, expert_view, joined, sub_mesh
+from meshctl.topology.sizes import DIMS as DIMS
+from meshctl.topology.sizes import EXPERT_DIMS, settle, whole
+from meshctl.topology.strides import Dim, Layout, join, offset, offsets, row_major, size_of, split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-__all__ = ["DIMS", "SIZES", "VIEWS", "DeviceMesh", "MeshError", "even_split", "shown", "split_index"]
+
+MAX_SHOWN = 8
+"""The largest number of ranks that a message lists."""
+VIEWS = {"data": ("data", "ulysses"), "expert": EXPERT_DIMS}
+"""Name of a view -> its dims that the mesh itself does not have."""
+RESERVED = {
+    **{dim: f"a dim of the view `{view}`" for view, dims in VIEWS.items() for dim in dims},
+    "vpp": "stages per pp rank",
+    "sp": "`ulysses` or `cp` here",
+}
+"""Names that no dim of a mesh may have, with the reason."""
+
+
+DATA_DIMS = ("dp", "fsdp")
+"""The dims whose product ulysses divides."""
+
+
+class MeshError(ValueError):
+    """Sizes that do not form a mesh, or a question about a rank or a dim that the mesh does not have."""
+
+
+def even_split(total: int, parts: int, part: int) -> range:
+    """Returns the elements of one part. The first `total mod parts` parts have one element more."""
+    each, more = divmod(total, parts)
+    start = part * each + min(part, more)
+    return range(start, start + each + (part < more))
+
+
+def split_index(total: int, parts: int, index: int) -> int:
+    """Returns the part that holds the element `index`."""
+    each, more = divmod(total, parts)
+    if index < more * (each + 1):
+        return index // (each + 1)
+    return more + (index - more * (each + 1)) // each
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ class DeviceMesh:
     """False for a sub-mesh."""
 
     def __post_init__(self) -> None:
-        names = dim_names(self.mesh_dim_names)
+        names = _dim_names(self.mesh_dim_names)
         if not isinstance(self.shape, (tuple, list)):
             raise MeshError(f"a shape must have a size for each dim, such as (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
@@ -91,10 +108,10 @@ class DeviceMesh:
                 f"device type {self.device_type!r} does not exist; available: {', '.join(DEVICE_TYPES)}"
             )
         sizes = {
-            dim: dim_size(f"the size of {dim}", size) for dim, size in zip(names, self.shape, strict=True)
+            dim: _dim_size(f"the size of {dim}", size) for dim, size in zip(names, self.shape, strict=True)
         }
         for key in ("ulysses_size", "ep_size", "etp_size", "vpp_size"):
-            object.__setattr__(self, key, dim_size(key, getattr(self, key)))
+            object.__setattr__(self, key, _dim_size(key, getattr(self, key)))
         object.__setattr__(self, "device_type", device_type)
         object.__setattr__(self, "mesh_dim_names", names)
         object.__setattr__(self, "shape", tuple(sizes.values()))
@@ -148,7 +165,7 @@ class DeviceMesh:
             "ep_fsdp_size": ep_fsdp_size,
             "vpp_size": vpp_size,
         }
-        order = dim_order(order)
+        order = _dim_order(order)
         settled = settle(stated, world_size, sequence_parallel)
         if settled.misfits:
             raise MeshError(settled.misfits[0].text)
@@ -171,10 +188,10 @@ class DeviceMesh:
 
         Raises `MeshError` if the array is ragged, empty or holds a rank twice, or the names do not fit it.
         """
-        flat, shape = flat_ranks(ranks)
-        names = dim_names(mesh_dim_names)
+        flat, shape = _flat_ranks(ranks)
+        names = _dim_names(mesh_dim_names)
         for dim in names:
-            refuse_reserved(dim)
+            _refuse_reserved(dim)
         if twice := sorted(rank for rank, places in Counter(flat).items() if places > 1):
             raise MeshError(f"a rank must have one place in a mesh; these have more: {shown(twice)}")
         return cls(names, shape, device_type=device_type, layout=Layout.of(flat, shape))
@@ -230,7 +247,7 @@ class DeviceMesh:
             )
         home, dims = self._dims(tuple(coordinate))
         at = {
-            dim: dim_index(dim, coordinate[dim], size_of(digits))
+            dim: _dim_index(dim, coordinate[dim], size_of(digits))
             for dim, digits in zip(coordinate, dims, strict=True)
         }
         return home.layout.rank(at.get(dim, 0) for dim in home.mesh_dim_names)
@@ -271,7 +288,7 @@ class DeviceMesh:
     def ranks_along(self, dims: str | Iterable[str], rank: int | None = None) -> tuple[int, ...]:
         """Returns the ranks whose coordinate differs from that of `rank` only in `dims`, row-major in
         `dims`."""
-        names = dim_names(dims)
+        names = _dim_names(dims)
         home, digits = self._dims(names)
         corner = home.layout.corner(
             home._indices(rank), (home._number[dim] for dim in names if dim in home._number)
@@ -348,7 +365,7 @@ class DeviceMesh:
     def process_groups(self, dims: str | Iterable[str]) -> Iterator[tuple[int, ...]]:
         """Returns the groups of ranks along `dims`, in the same order on every rank. Each rank is in one of
         them."""
-        names = dim_names(dims)
+        names = _dim_names(dims)
         home, digits = self._dims(names)
         layout = home.layout
         others = [layout.dims[number] for dim, number in home._number.items() if dim not in names]
@@ -359,11 +376,35 @@ class DeviceMesh:
 
     def representative(self, data_rank: int) -> int:
         """Returns the rank that represents a data rank: the smallest of its ranks in the last pp stage."""
-        return representative(self, data_rank)
+        number = whole(data_rank)
+        if number is None or not 0 <= number < self.data_size:
+            raise MeshError(
+                f"data rank {data_rank!r} does not exist; the data ranks are 0 to {self.data_size - 1}"
+            )
+        last, fsdp = self.size("pp") - 1, self.size("fsdp")
+        # The indices of the data rank in dp x fsdp.
+        indices = range(number * self.ulysses_size, (number + 1) * self.ulysses_size)
+        # Without a table, ranks rise along dp and along fsdp: the smallest rank has the first of these
+        # indices, or the first one in the next row of fsdp.
+        if not self.layout.table:
+            indices = range(indices.start, indices.stop, -indices.start % fsdp or self.ulysses_size)[:2]
+        firsts = [self.rank({"pp": last, "dp": index // fsdp, "fsdp": index % fsdp}) for index in indices]
+        dims = self._peer_dims
+        return min(min(self.ranks_along(dims, first)) if dims else first for first in firsts)
 
     def collect_ranks(self) -> tuple[int, ...]:
         """Returns the representatives of all data ranks, by data rank."""
-        return collect_ranks(self)
+        ranks = self.ranks_along(("dp", "fsdp", *self._peer_dims), self.rank({"pp": self.size("pp") - 1}))
+        each = len(ranks) // self.data_size
+        return tuple(min(ranks[start : start + each]) for start in range(0, len(ranks), each))
+
+    @property
+    def _peer_dims(self) -> tuple[str, ...]:
+        """The dims in which all ranks of a data rank are compared to find the smallest. Empty if the ranks
+        rise along each dim: then the smallest one has the index 0."""
+        if not self.layout.table:
+            return ()
+        return tuple(dim for dim in self.mesh_dim_names if dim not in ("pp", *DATA_DIMS))
 
     # Meshes of the same ranks
 
@@ -375,12 +416,12 @@ class DeviceMesh:
 
     def __getitem__(self, dims: str | tuple[str, ...]) -> DeviceMesh:
         """Returns the sub-mesh of these dims, in this order, that contains the mesh's own rank."""
-        names = dim_names(dims)
+        names = _dim_names(dims)
         home, digits = self._dims(names)
         here = self._first if self.here is None else self.here
         indices = home._indices(here)
         start = home.layout.corner(indices, [home._number[dim] for dim in names if dim in home._number])
-        return sub_mesh(replace(self, here=here), home, names, digits, start)
+        return _sub_mesh(replace(self, here=here), home, names, digits, start)
 
     def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
         """Returns the mesh with `dims`, by default all, joined into one dim.
@@ -388,11 +429,11 @@ class DeviceMesh:
         The joined dim takes the position of the outermost of `dims`. Its index counts through `dims` with the
         last one the fastest. Its name is `name`, or by default the names of `dims` as in torch: `dp_fsdp`.
         """
-        names = dim_names(dims or self.mesh_dim_names)
+        names = _dim_names(dims or self.mesh_dim_names)
         home, digits = self._dims(names)
         name = name or "_".join(names)
-        refuse_reserved(name)
-        return home if names == (name,) else joined(home, names, digits, name)
+        _refuse_reserved(name)
+        return home if names == (name,) else _joined(home, names, digits, name)
 
     def unflatten(self, dim: str, sizes: Mapping[str, int]) -> DeviceMesh:
         """Returns the mesh with `dim`, which may be a dim of a view, divided into the dims of `sizes`. The
@@ -402,7 +443,7 @@ class DeviceMesh:
         `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`.
         """
         home, (digits,) = self._dims((dim,))
-        return divided(home, dim, part_sizes(dim, size_of(digits), sizes))
+        return _divided(home, dim, _part_sizes(dim, size_of(digits), sizes))
 
     def view(self, name: str) -> DeviceMesh:
         """Returns the same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp,
@@ -417,7 +458,7 @@ class DeviceMesh:
 
     @cached_property
     def _views(self) -> dict[str, DeviceMesh]:
-        return {"data": data_view(self), "expert": expert_view(self)}
+        return {"data": _data_view(self), "expert": _expert_view(self)}
 
     # torch
 
@@ -432,7 +473,29 @@ class DeviceMesh:
         initialises it. Raises it too if the ranks along a dim are not in rising order: torch sorts the ranks
         of a process group, so the shard of a rank would not be the one of its coordinate.
         """
-        return to_torch(self, kind)
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+        if not self.whole:
+            names = ", ".join(map(repr, self.mesh_dim_names))
+            raise MeshError(
+                f"a sub-mesh must be taken from torch's mesh of all ranks: mesh.to_torch()[{names}]"
+            )
+        if not dist.is_initialized():
+            if self.world_size > 1:
+                raise MeshError(
+                    f"the mesh has {self.world_size} ranks, but torch.distributed is not initialised"
+                )
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _refuse_misfit(self, dist.get_world_size())
+        ranks = torch.tensor(self.as_array())
+        if self.device_type == "mps":
+            # torch cannot make process groups for mps itself; those of gloo carry CPU tensors.
+            make: Any = dist.new_subgroups_by_enumeration
+            groups = [make(_lists(self, dim))[0] for dim in self.mesh_dim_names]
+            return TorchDeviceMesh.from_group(groups, "mps", mesh=ranks, mesh_dim_names=self.mesh_dim_names)
+        return (kind or TorchDeviceMesh)(self.device_type, ranks, mesh_dim_names=self.mesh_dim_names)
 
     # Look-ups
 
@@ -460,7 +523,7 @@ class DeviceMesh:
         return found
 
     def _look_up(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
-        dim_names(names)
+        _dim_names(names)
         for home in (
             self,
             *(
@@ -473,7 +536,7 @@ class DeviceMesh:
                 return home, tuple(
                     home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names
                 )
-        raise MeshError(why_unknown(self, names))
+        raise MeshError(_why_unknown(self, names))
 
     @property
     def own_rank(self) -> int | None:
@@ -487,7 +550,7 @@ class DeviceMesh:
         number = whole(rank)
         found = None if number is None else self.layout.indices(number)
         if found is None:
-            raise MeshError(f"rank {rank!r} is not in the mesh, which has {extent(self)}")
+            raise MeshError(f"rank {rank!r} is not in the mesh, which has {_extent(self)}")
         return found
 
 
@@ -495,3 +558,273 @@ def _rank_and_dim(rank: int | str, dim: str | None) -> tuple[int | None, str]:
     """Returns (rank, dim) for a method that is called as `(rank, dim)` or as `(dim)`. In the second form the
     rank is None, and `dim` the first argument."""
     return (None, rank) if dim is None and isinstance(rank, str) else (rank, dim)  # type: ignore[return-value]
+
+
+def _lists(mesh: DeviceMesh, dim: str) -> list[list[int]]:
+    return [list(group) for group in mesh.process_groups(dim)]
+
+
+def _refuse_misfit(mesh: DeviceMesh, world_size: int) -> None:
+    """Raises `MeshError` if the mesh does not fit a world of this size, or where ranks do not ascend along
+    a dim, because torch sorts the ranks of a process group."""
+    if mesh.world_size > world_size:
+        raise MeshError(f"the mesh has {mesh.world_size} ranks, but the world has {world_size}")
+    if mesh.world_size == world_size and mesh.layout == Layout(row_major(mesh.shape)):
+        return
+    if (last := max(mesh.ranks())) >= world_size:
+        raise MeshError(f"the mesh has rank {last}, but the world has the ranks 0 to {world_size - 1}")
+    for dim in mesh.mesh_dim_names:
+        for group in _lists(mesh, dim):
+            if group != sorted(group):
+                raise MeshError(
+                    f"torch requires ascending ranks in a process group, but along {dim} here they "
+                    f"are {shown(group)}"
+                )
+
+
+# Checks of arguments: each raises `MeshError` for a value that no mesh can have
+
+
+def _dim_names(dims: object) -> tuple[str, ...]:
+    """Returns the name of one dim, or the different names of several dims, as a tuple."""
+    names = _as_tuple(dims)
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise MeshError(f"the name of a dim must be a string, not {name!r}")
+        if names.count(name) > 1:
+            raise MeshError(f"a dim must be named once, but {name} is named {names.count(name)} times")
+    return names
+
+
+def _dim_order(dims: object) -> tuple[str, ...]:
+    """Returns `dims`, an order of the dims, as a tuple with the outermost first. Raises `MeshError` if it
+    does not contain each of `DIMS` once."""
+    order = _as_tuple(dims)
+    if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
+        raise MeshError(
+            f"the order of dims must name {', '.join(DIMS)}, each once, not {', '.join(map(str, order))}"
+        )
+    return order
+
+
+def _refuse_reserved(name: str) -> None:
+    if name in RESERVED:
+        raise MeshError(f"{name!r} is {RESERVED[name]} and cannot be the name of a dim")
+
+
+def _dim_size(what: str, size: object) -> int:
+    """Returns a size, which must be an integer from 1. `what` is the name of the size in error messages."""
+    number = whole(size)
+    if number is None or number < 1:
+        raise MeshError(f"{what} must be a positive integer, not {size!r}")
+    return number
+
+
+def _part_sizes(dim: str, size: int, parts: object) -> dict[str, int]:
+    """Returns name -> size of the parts that a dim is divided into. `size`, the size of the dim, must be the
+    product of the sizes of its parts."""
+    if not isinstance(parts, Mapping):
+        raise MeshError(
+            f"the parts of {dim} must be names with sizes, {{'ring': 2, 'heads': 4}}, not {parts!r}"
+        )
+    sizes = {name: _dim_size(f"the size of {name}", part) for name, part in parts.items()}
+    if not sizes or prod(sizes.values()) != size:
+        product = " x ".join(f"{name} {part}" for name, part in sizes.items()) or "no part"
+        raise MeshError(f"{product} is not the {size} of {dim}")
+    return sizes
+
+
+def _dim_index(dim: str, index: object, size: int) -> int:
+    """Returns an index in a dim, which must be an integer in 0 .. size - 1."""
+    number = whole(index)
+    if number is None or not 0 <= number < size:
+        indices = "index 0" if size == 1 else f"indices 0 to {size - 1}"
+        raise MeshError(f"{dim} has the {indices}, not {index!r}")
+    return number
+
+
+def _flat_ranks(ranks: Any) -> tuple[list[int], tuple[int, ...]]:
+    """Returns (ranks, shape) of an array of ranks: the ranks as a flat list, row-major. The array is nested
+    lists, or an object with `tolist()`."""
+    ranks = ranks.tolist() if hasattr(ranks, "tolist") else ranks
+    if (rank := whole(ranks)) is not None:
+        if rank < 0:
+            raise MeshError(f"a rank must be an integer of at least 0, not {rank}")
+        return [rank], ()
+    if not isinstance(ranks, (list, tuple, range)):
+        raise MeshError(f"a mesh must be an array of ranks, such as nested lists of integers, not {ranks!r}")
+    rows = [_flat_ranks(row) for row in ranks]
+    if not rows:
+        raise MeshError("a mesh must have at least one rank, but this array is empty")
+    shapes = sorted({shape for _, shape in rows})
+    if len(shapes) > 1:
+        lengths = " and ".join(str(shape[0]) if shape else "no row" for shape in shapes)
+        raise MeshError(f"the rows of the array have different lengths: {lengths}")
+    return [rank for flat, _ in rows for rank in flat], (len(rows), *shapes[0])
+
+
+def shown(ranks: Sequence[int]) -> str:
+    """Returns the first ranks for a message: `0, 1, 2, ...`."""
+    return ", ".join(map(str, ranks[:MAX_SHOWN])) + ", ..." * (len(ranks) > MAX_SHOWN)
+
+
+def _as_tuple(dims: object) -> tuple[Any, ...]:
+    return tuple(dims) if isinstance(dims, Iterable) and not isinstance(dims, str) else (dims,)
+
+
+def _why_unknown(mesh: DeviceMesh, names: tuple[str, ...]) -> str:
+    """Returns why a mesh does not have all of these dims."""
+    views = VIEWS if mesh.has_views else {}
+    of_views = [dim for dims in views.values() for dim in dims]
+    known = (*mesh.mesh_dim_names, *mesh.absent, *of_views)
+    if strange := [dim for dim in names if dim not in known]:
+        also = f"; its views have {', '.join(of_views)}" if views else ""
+        return f"dim {strange[0]!r} does not exist; available: {', '.join(mesh.mesh_dim_names)}{also}"
+    return f"{' and '.join(names)} cannot be used together: they are not dims of one view of the mesh"
+
+
+def _extent(mesh: DeviceMesh) -> str:
+    """Returns a text that names the ranks of a mesh: all of them if they are consecutive, otherwise the first
+    ones."""
+    layout, count = mesh.layout, mesh.world_size
+    flat = join(layout.dims)
+    if flat in (((count, 1),), ()) and not layout.table:
+        first = layout.at(layout.start)
+        return f"the ranks {first} to {first + count - 1}"
+    offsets = [offset(flat, index) for index in range(min(count, MAX_SHOWN + 1))]
+    return f"the ranks {shown([layout.at(layout.start + each) for each in offsets])}"
+
+
+# Meshes made from a mesh: by other strides, or by a table of the ranks where strides cannot describe them
+
+
+def _data_view(mesh: DeviceMesh) -> DeviceMesh:
+    """Returns the mesh with `data` and `ulysses` in place of dp and fsdp, at the position of the outer
+    one."""
+    names = mesh.mesh_dim_names
+    first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
+    order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
+    return _refactored(mesh, order, DATA_DIMS, {"ulysses": mesh.ulysses_size}, "data")
+
+
+def _expert_view(mesh: DeviceMesh) -> DeviceMesh:
+    """Returns the mesh with `ep_fsdp`, `ep` and `etp` in place of all dims but pp."""
+    stage = tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
+    order = (*(dim for dim in mesh.mesh_dim_names if dim == "pp"), *EXPERT_DIMS)
+    return _refactored(mesh, order, stage, {"etp": mesh.etp_size, "ep": mesh.ep_size}, "ep_fsdp")
+
+
+def _sub_mesh(
+    mesh: DeviceMesh, home: DeviceMesh, names: tuple[str, ...], digits: tuple[Dim, ...], start: int
+) -> DeviceMesh:
+    """Returns the sub-mesh of the dims `names`, which have these digits in `home`, the mesh or a view of it.
+    `start` is its first position there."""
+    shape = tuple(map(size_of, digits))
+    keeps_data = all(
+        dim in names or dim not in mesh.mesh_dim_names or mesh.size(dim) == 1 for dim in DATA_DIMS
+    )
+    return replace(
+        mesh,
+        mesh_dim_names=names,
+        shape=shape,
+        ulysses_size=mesh.ulysses_size if keeps_data else 1,
+        ep_size=1,
+        etp_size=1,
+        vpp_size=mesh.vpp_size if "pp" in names else 1,
+        sequence_parallel=mesh.sequence_parallel and "tp" in names,
+        layout=Layout(digits, start, home.layout.table),
+        absent=tuple(dim for dim in home.absent if dim not in names),
+        has_views=home.has_views,
+        whole=mesh.whole and prod(shape) == mesh.world_size,
+    )
+
+
+def _joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
+    """Returns the mesh with `dims` joined into the dim `name`, at the position of the outermost of them. The
+    last of `dims` is the fastest. `digits` has the digits of each of `dims`."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    first = min((mesh.mesh_dim_names.index(dim) for dim in dims if dim in by_name), default=0)
+    order = _replaced(mesh.mesh_dim_names, dims, first, (name,))
+    by_name[name] = join(digits)
+    return _regrouped(mesh, order, [by_name[dim] for dim in order], dims)
+
+
+def _divided(mesh: DeviceMesh, dim: str, parts: Mapping[str, int]) -> DeviceMesh:
+    """Returns the mesh with `dim` divided into parts of these sizes, the last part the fastest.
+
+    Raises `MeshError` for a part whose name is that of another dim, or reserved.
+    """
+    for name in parts:
+        if name in RESERVED or (name != dim and name in mesh.mesh_dim_names):
+            reason = RESERVED.get(name, "a dim of the mesh already")
+            raise MeshError(f"{name!r} is {reason} and cannot be the name of a part of {dim}")
+    order = [name for other in mesh.mesh_dim_names for name in (parts if other == dim else (other,))]
+    outer, *inner = parts
+    return _refactored(mesh, tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, outer)
+
+
+def _replaced(
+    names: tuple[str, ...], old: Sequence[str], first: int, new: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Returns the names with `new` inserted before the position `first`, and without `old`."""
+    before = (name for name in names[:first] if name not in old)
+    after = (name for name in names[first:] if name not in old)
+    return (*before, *new, *after)
+
+
+def _refactored(
+    mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
+) -> DeviceMesh:
+    """Returns the mesh with the dims `old` joined into one, which is divided into other dims: those of the
+    sizes `inner`, the fastest first, and the dim `outer` of the remaining size. `order` has the names of all
+    dims."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    digits = {dim: found for dim, found in by_name.items() if dim not in old}
+    left: Dim | None = join(by_name[dim] for dim in old if dim in by_name)
+    for dim, size in inner.items():
+        halves = split(left, size) if left is not None else None
+        left, digits[dim] = halves or (None, ())
+    if left is None:
+        return _listed(mesh, order, old, inner, outer)
+    digits[outer] = left
+    return _regrouped(mesh, order, [digits[dim] for dim in order], old)
+
+
+def _listed(
+    mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
+) -> DeviceMesh:
+    """Returns the mesh of `_refactored` with a table of the ranks."""
+    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
+    kept = [dim for dim in mesh.mesh_dim_names if dim not in old]
+    replaced = [dim for dim in old if dim in by_name]
+    table = mesh.layout.ranks((by_name[dim] for dim in (*kept, *replaced)), mesh.layout.start)
+    sizes = {dim: mesh.size(dim) for dim in kept}
+    sizes[outer] = prod(map(mesh.size, replaced)) // prod(inner.values())
+    sizes |= dict(reversed(inner.items()))
+    digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
+    return _regrouped(mesh, order, [digits[dim] for dim in order], old, table)
+
+
+def _regrouped(
+    mesh: DeviceMesh,
+    names: tuple[str, ...],
+    digits: Sequence[Dim],
+    old: tuple[str, ...],
+    table: tuple[int, ...] = (),
+) -> DeviceMesh:
+    """Returns a mesh of the same ranks with the dims `names`, which have these digits. Sizes and properties
+    that belong to the replaced dims `old` are reset, such as `ulysses_size` to 1."""
+    keeps_data = not any(dim in old and dim in mesh.mesh_dim_names for dim in DATA_DIMS)
+    return replace(
+        mesh,
+        mesh_dim_names=names,
+        shape=tuple(map(size_of, digits)),
+        ulysses_size=mesh.ulysses_size if keeps_data else 1,
+        ep_size=1,
+        etp_size=1,
+        vpp_size=1 if "pp" in old else mesh.vpp_size,
+        sequence_parallel=mesh.sequence_parallel and "tp" not in old,
+        layout=Layout(tuple(digits), 0 if table else mesh.layout.start, table or mesh.layout.table),
+        absent=tuple(dim for dim in mesh.absent if dim not in old),
+        has_views=False,
+    )
