@@ -13,10 +13,11 @@ from types import NoneType
 from typing import Any
 
 from meshctl.dataclass import dataclass
+from meshctl.plan.model import Plan, as_data
 from meshctl.text.redaction import secret_places
 
 Facts = Mapping[str, Any]
-"""As in `resume_facts`: plain data."""
+"""As `facts_of` returns them: plain data."""
 MAX_VALUE = 30
 """Characters of a value that is shown."""
 
@@ -147,3 +148,12 @@ def _shown(args: Facts, key: str) -> str:
     is_plain = isinstance(value, (bool, int, float, str, NoneType)) and not any(secret_places({key: value}))
     text = repr(value) if is_plain else "..."
     return text if len(text) <= MAX_VALUE else "..."
+
+
+KEYS = ("seed", "components", "stages", "blocks")
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """Returns the seed, the components with their meshes, the stages and the blocks, as in `plan.json`."""
+    data: dict[str, Any] = as_data(plan)
+    return {key: data[key] for key in KEYS if key in data}

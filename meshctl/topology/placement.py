@@ -5,13 +5,12 @@
     boundary    a rank whose node differs from that of the rank before it; the boundaries inside a run are
                 evenly spaced
 
-A look-up of one rank costs O(log n) for n runs. Where a list of devices returns to an earlier node, nodes are
-processed one by one, which costs no more than reading this list in the recipe.
+A look-up costs as much as there are runs, and not as there are ranks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -158,14 +157,15 @@ class GroupPlacement:
         first_device = -1
         if run.first_device >= 0:
             first_device = run.first_device + index_on_node * self.gpus_per_worker
-        return RankLocation(node, self._ranks_before(index, node) + index_on_node, first_device)
+        before = sum(one.each for one in self.runs[:index] if one.first_node <= node <= one.last_node)
+        return RankLocation(node, before + index_on_node, first_device)
 
     def on(self, node: int) -> Iterator[int]:
         """Yields the ranks on a node in rising order."""
-        for index in self._runs_on(node):
-            run = self.runs[index]
-            first = run.first_rank + (node - run.first_node) * run.each
-            yield from range(first, first + run.each)
+        for run in self.runs:
+            if run.first_node <= node <= run.last_node:
+                first = run.first_rank + (node - run.first_node) * run.each
+                yield from range(first, first + run.each)
 
     @cached_property
     def nodes(self) -> tuple[tuple[int, int], ...]:
@@ -178,60 +178,9 @@ class GroupPlacement:
                 ranges.append((first, last + 1))
         return tuple(ranges)
 
-    def _runs_on(self, node: int) -> range | list[int]:
-        """Returns the indices of the runs that have ranks on a node."""
-        if not self.is_in_order:
-            return self._runs_by_node.get(node, [])
-        return range(bisect_left(self._last_nodes, node), bisect_right(self._first_nodes, node))
-
-    def _ranks_before(self, index: int, node: int) -> int:
-        """Returns the number of ranks on `node` that belong to the runs before the run `index`."""
-        if not self.is_in_order:
-            return self._ranks_before_run[index, node]
-        return self._ranks_on_first_node[index] if node == self.runs[index].first_node else 0
-
     @cached_property
     def _first_ranks(self) -> list[int]:
         return [run.first_rank for run in self.runs]
-
-    @cached_property
-    def _first_nodes(self) -> list[int]:
-        return [run.first_node for run in self.runs]
-
-    @cached_property
-    def _last_nodes(self) -> list[int]:
-        return [run.last_node for run in self.runs]
-
-    @cached_property
-    def _ranks_on_first_node(self) -> list[int]:
-        """By run, if `is_in_order`: the number of ranks of earlier runs on the first node of the run. It is
-        the only node that the run can share with them."""
-        counts = [0]
-        for one, other in pairwise(self.runs):
-            on_last_node = one.each + (counts[-1] if one.nodes == 1 else 0)
-            counts.append(on_last_node if one.last_node == other.first_node else 0)
-        return counts
-
-    @cached_property
-    def _runs_by_node(self) -> dict[int, list[int]]:
-        """By node, if not `is_in_order`: the indices of the runs that have ranks on it."""
-        runs: dict[int, list[int]] = {}
-        for index, run in enumerate(self.runs):
-            for node in range(run.first_node, run.last_node + 1):
-                runs.setdefault(node, []).append(index)
-        return runs
-
-    @cached_property
-    def _ranks_before_run(self) -> dict[tuple[int, int], int]:
-        """By (run, node), if not `is_in_order`: the number of ranks on the node that belong to earlier
-        runs."""
-        counts: dict[tuple[int, int], int] = {}
-        for node, indices in self._runs_by_node.items():
-            before = 0
-            for index in indices:
-                counts[index, node] = before
-                before += self.runs[index].each
-        return counts
 
 
 # Process groups

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from meshctl.text.english import counted as count
 from meshctl.text.english import size as size
+
+__all__ = ["bar", "count", "duration", "milliseconds", "number", "precise", "rate", "size", "spark"]
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -43,10 +46,6 @@ def milliseconds(seconds: float) -> str:
 
 def rate(steps_per_second: float) -> str:
     return f"{steps_per_second:.3g} steps/s"
-
-
-def count(amount: int, thing: str) -> str:
-    return f"{amount} {thing}" if amount == 1 else f"{amount} {thing}s"
 
 
 def spark(values: Sequence[float], width: int) -> str:

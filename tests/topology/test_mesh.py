@@ -1,10 +1,13 @@
-"""The algebra of meshes. Comparisons with other systems are in test_mesh_conformance.py."""
+"""The algebra of meshes, compared with torch's meshes of the same shapes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -310,3 +313,49 @@ def test_an_array_of_another_library() -> None:
     assert DeviceMesh.from_ranks(np.arange(8).reshape(2, 4), ("dp", "fsdp")) == DeviceMesh(
         ("dp", "fsdp"), (2, 4)
     )
+
+
+TORCH = json.loads((Path(__file__).parent / "torch_mesh.json").read_text())
+
+
+@pytest.mark.parametrize("case", TORCH["cases"], ids=lambda case: "x".join(map(str, case["shape"])))
+def test_torch(case: dict[str, Any]) -> None:
+    names = tuple(case["names"])
+    mesh = DeviceMesh(names, tuple(case["shape"]))
+    assert mesh == DeviceMesh.from_ranks(np.arange(prod(case["shape"])).reshape(case["shape"]), names)
+    for stated in case["ranks"]:
+        rank = stated["rank"]
+        own = mesh.at(rank)
+        assert list(mesh.coordinate(rank).values()) == stated["coordinate"]
+        for dim in names:
+            assert (
+                list(mesh.ranks_along(dim, rank))
+                == stated["groups"][dim]
+                == stated["slices"][dim]
+                == own[dim].as_array()
+            )
+            assert mesh.dim_rank(rank, dim) == stated["local_rank"][dim] == own[dim].dim_rank(rank, dim)
+        for pair in combinations(names, 2):
+            assert [own[pair].as_array(), list(own[pair].mesh_dim_names)] == stated["slices2"]["+".join(pair)]
+            assert (
+                own[pair].flatten().as_array()
+                == stated["flatten2"]["+".join(pair)][0]
+                == list(mesh.ranks_along(pair, rank))
+            )
+            assert own[pair[::-1]].as_array() == [
+                list(row) for row in zip(*own[pair].as_array(), strict=True)
+            ]
+
+
+def test_sub_meshes_and_coordinates() -> None:
+    cube = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=2)
+    assert cube.at(6)["pp"].ranks() == (2, 6)
+    assert list(cube.process_groups("tp")) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    wide = DeviceMesh.from_sizes(dp_size=2, tp_size=8)
+    assert wide["dp", "tp"].coordinate(15) == {"dp": 1, "tp": 7}
+    assert DeviceMesh.from_ranks([0, 1], ("tp",)).dim_rank(1, "dp") == 0
+    assert wide.is_first(0, "pp") and wide.is_last(0, "pp")
+    assert cube.at(6)["tp", "dp"].as_array() == [
+        [4, 6],
+        [5, 7],
+    ]

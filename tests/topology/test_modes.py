@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,11 +27,3 @@ def test_peers_share_the_workers_out(workers: int, producers: int) -> None:
     consumers = sorted(rank for span in spans for rank in span)
     assert set(consumers) == set(range(workers))
     assert workers < producers or consumers == list(range(workers))
-
-
-RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())
-
-
-@pytest.mark.parametrize("case", RECORDED["get_peer_index"], ids=str)
-def test_peers_are_those_that_users_of_twinkle_know(case: dict[str, Any]) -> None:
-    assert [*peer_workers(case["target_size"], case["rank"], case["world_size"])] == [*range(*case["slice"])]

@@ -4,10 +4,8 @@ partitioned without listing its samples, with the same result as for listed ids.
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,34 +209,6 @@ def test_equal_counts_of_real_lengths_have_even_tokens(seed: int) -> None:
     shares = [held.ids_of(part) for part in partition(held, 4, Dispatch(balance="tokens", equal_counts=True))]
     assert [len(mine) for mine in shares] == [64] * 4
     assert max(sum(lengths[n] for (n,) in mine) for mine in shares) <= 1.01 * sum(lengths) / 4
-
-
-RECORDED = json.loads((Path(__file__).parent / "conformance" / "twinkle_infra.json").read_text())
-
-
-def meshed(case: dict[str, Any]) -> DeviceMesh:
-    return DeviceMesh.from_sizes(**case["mesh"], order=("fsdp", "pp", "dp", "cp", "tp"))
-
-
-def comparable(case: dict[str, Any]) -> bool:
-    """Whether a case of Twinkle can be compared: its mode exists here, and its mesh has one rank per
-    worker."""
-    return "list_len" in case and case["dispatch"] in DISPATCH and meshed(case).world_size == case["workers"]
-
-
-@pytest.mark.parametrize("case", [*filter(comparable, RECORDED["dispatch"])], ids=str)
-def test_dispatch_is_what_users_of_twinkle_know(case: dict[str, Any]) -> None:
-    mesh, total = meshed(case), case["list_len"]
-    held = SampleTable((tuple((n,) for n in range(total)),))
-    dispatch = Dispatch(case["dispatch"], allow_empty=True)
-    shares = {
-        rank: [i for _, i in mine] for rank, mine in samples_by_rank("all", dispatch, mesh, held).items()
-    }
-    if isinstance(case["result"], list):
-        assert [[rank, [mine]] for rank, mine in shares.items()] == case["result"]
-    else:  # too few for the data ranks: an error there and, without allow_empty, here
-        with pytest.raises(RouteError):
-            samples_by_rank("all", Dispatch(case["dispatch"]), mesh, held)
 
 
 def test_errors_name_the_numbers() -> None:

@@ -10,8 +10,20 @@ import pytest
 from meshctl.plan.model import Group, Program
 from meshctl.run.event_folding import StepSums
 from meshctl.run.events import Event
-from meshctl.view.time_lines import COLUMNS, Interval, extended, for_whom, parts_of, rows, sentences
-from meshctl.view.times import Part, TimeUse, WorkerTimes, shortest_without, time_use
+from meshctl.view.times import (
+    COLUMNS,
+    Interval,
+    Part,
+    TimeUse,
+    WorkerTimes,
+    extended,
+    for_whom,
+    parts_of,
+    rows,
+    sentences,
+    shortest_without,
+    time_use,
+)
 from tests.runtime.plans import call, plan, sync
 
 STEPS = 10

@@ -10,8 +10,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
-from meshctl.plan.resume_differences import Difference, differences
-from meshctl.plan.resume_facts import facts_of
+from meshctl.plan.resume_differences import Difference, differences, facts_of
 from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts

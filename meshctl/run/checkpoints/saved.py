@@ -4,7 +4,7 @@ as they were written.
     step-N/checkpoint.manifest.json     (a group cannot have this name, so it is no position file)
 
     {"format": 1, "step": N, "version": of meshctl,
-     "files": {PATH: {"size": bytes, "sha256": hexadecimal}}, "plan": facts of the plan (`plan.resume_facts`)}
+     "files": {PATH: {"size": bytes, "sha256": hexadecimal}}, "plan": facts of the plan (`facts_of`)}
 
 Each worker describes the files that it has written in its `saved` event, and the supervisor writes the
 manifest once all workers have saved. It is the last file to be written, so a checkpoint with a manifest is

@@ -41,7 +41,7 @@ from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
 from meshctl.view.live.summary import workers_of
 from meshctl.view.pictures.text.styled import visible
-from meshctl.view.time_lines import Interval, parts_of
+from meshctl.view.times import Interval, parts_of
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {

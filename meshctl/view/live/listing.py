@@ -26,9 +26,9 @@ from meshctl.view.live.state_file import (
     OtherFormat,
     data_of,
     end_after,
+    folded_state,
     launcher_of,
     made,
-    outlined_state,
     read_head,
 )
 from meshctl.view.live.summary import table
@@ -127,7 +127,7 @@ def _data_of(run: RunDir) -> dict[str, Any]:
     try:
         return read_head(run)
     except FileNotFoundError:
-        return data_of(outlined_state(plan_of_run(run), run), None)
+        return data_of(folded_state(plan_of_run(run), run), None)
 
 
 def rows_of_runs(runs: Sequence[RunDir], now: float, ask: AskJob = unasked) -> list[Row]:

@@ -21,7 +21,7 @@ from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState, download_line, saving_line
 from meshctl.view.pictures.text.styled import visible
-from meshctl.view.time_lines import Interval, extended
+from meshctl.view.times import Interval, extended
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""

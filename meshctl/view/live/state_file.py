@@ -25,7 +25,7 @@ from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, opened, size_of, text_of
-from meshctl.run.row_file import last_row, rows_of
+from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
 from meshctl.view.times import WorkerTimes
 
@@ -219,19 +219,6 @@ def folded_state(plan: Plan, run: RunDir) -> RunState:
     for row in rows_of(run.metrics):
         with suppress(*DAMAGED):
             state.on_row(row)
-    return state
-
-
-def outlined_state(plan: Plan, run: RunDir) -> RunState:
-    """Returns the state of a run without its groups and metrics, from the launcher's events and the last
-    row. For a list of many runs of an earlier version."""
-    state = RunState(plan)
-    for line in lines_of(run.journal("launcher")):
-        if event := parsed(line):
-            with suppress(*DAMAGED):
-                state.on_event(event)
-    if row := last_row(run.metrics):
-        state.on_row({"step": row["step"], "time": row["time"]})
     return state
 
 

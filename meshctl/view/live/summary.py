@@ -31,7 +31,7 @@ from meshctl.run.directory import RunDir
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
-from meshctl.view.time_lines import rows, sentences
+from meshctl.view.times import rows, sentences
 
 INDENT = "  "
 MAX_RESTARTS = 8

@@ -10,8 +10,7 @@ from meshctl.view.live.summary import means
 from meshctl.view.report_page import sections
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.plots import legend
-from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
-from meshctl.view.report_page.series import Point, Series
+from meshctl.view.report_page.record import STEP_SECONDS, Point, RunRecord, Series
 
 
 def names_of(records: Sequence[RunRecord]) -> list[str]:

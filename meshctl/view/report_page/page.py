@@ -19,14 +19,11 @@ from meshctl.view.formatting import count
 from meshctl.view.pictures.colors import HUES, tokens
 from meshctl.view.pictures.html import UNSAFE
 from meshctl.view.pictures.svg import inline_style
-from meshctl.view.report_page import comparison, environment, sections, timeline
-from meshctl.view.report_page.environment import overrides_of
+from meshctl.view.report_page import comparison, sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.memory_plots import memory_plots, memory_table
-from meshctl.view.report_page.plots import Curve, Plot
-from meshctl.view.report_page.recipe_text import compared, marked
+from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, memory_plots, memory_table
 from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
-from meshctl.view.report_page.scales import Scale, duration_text
+from meshctl.view.report_page.sections import compared_recipes, marked_recipe, overrides_of
 
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='none' "
@@ -57,7 +54,7 @@ def draw_one(record: RunRecord) -> str:
         Section("memory", "Memory", inner(memory_table(record), plots.memory())),
         Section("faults", "Faults and restarts", faults(record)),
         Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
-        Section("environment", "Environment", environment.environment(record)),
+        Section("environment", "Environment", sections.environment(record)),
         Section("recipe", "Recipe", recipe(record, overrides)),
     ]
     head = inner(
@@ -77,13 +74,13 @@ def draw_two(records: Sequence[RunRecord]) -> str:
         return inner(*(sections.details(name, part or "No step.", is_open=is_open) for name, part in parts))
 
     found = [
-        Section("recipes", "Difference of the recipes", compared(before.recipe, after.recipe)),
+        Section("recipes", "Difference of the recipes", compared_recipes(before.recipe, after.recipe)),
         Section("metrics", "Metrics", inner(plots.metrics(), comparison.metric_table(records))),
         Section("time", "Where the time goes", comparison.times(records)),
         Section("timeline", "Timeline", both(timeline.whole_run)),
         Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", both(faults)),
-        Section("environment", "Environment", environment.compared(records)),
+        Section("environment", "Environment", sections.environments(records)),
         Section("topology", "Topology", both(sections.topology_picture, is_open=False)),
     ]
     title = " and ".join(record.seen.name for record in records)
@@ -92,9 +89,9 @@ def draw_two(records: Sequence[RunRecord]) -> str:
 
 def recipe(record: RunRecord, overrides: Sequence[str]) -> Markup:
     if not overrides:
-        return marked(record.recipe, ())
+        return marked_recipe(record.recipe, ())
     words = [inner(tag("mark", each, class_="mono"), " ") for each in dict.fromkeys(overrides)]
-    return inner(tag("p", "Overrides: ", words, class_="overrides"), marked(record.recipe, overrides))
+    return inner(tag("p", "Overrides: ", words, class_="overrides"), marked_recipe(record.recipe, overrides))
 
 
 def times(record: RunRecord) -> Markup:

@@ -3,14 +3,99 @@ script, which shows the value under the pointer and zooms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.view.formatting import count, number
+from meshctl.run.events import Event
+from meshctl.view.formatting import count, number, size
 from meshctl.view.report_page.markup import Markup, inner, tag
-from meshctl.view.report_page.scales import HEIGHT, WIDTH, Scale, Tick, scale_of, step_text
-from meshctl.view.report_page.series import Point
+from meshctl.view.report_page.record import Point, RunRecord, Series
+from meshctl.view.report_page.sections import table
+
+WIDTH, HEIGHT = 1000, 150
+"""The units of a plot. Its width is stretched to the page; its height is in pixels."""
+MARGIN = 0.06
+"""The part of the span of all values that a scale adds below and above them."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    part: float
+    """The position of the tick on the axis, from 0 to 1."""
+    text: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    low: float
+    high: float
+
+    def part(self, value: float) -> float:
+        """Returns the position of a value on the axis, from 0 to 1."""
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self, count: int, text: Callable[[float], str] = number, least: float = 0.0) -> list[Tick]:
+        """Returns about `count` ticks at round values, with at least this distance."""
+        step = max(least, round_step((self.high - self.low) / count))
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        values = [index * step for index in range(first, last + 1)]
+        return [Tick(self.part(value), text(float(f"{value:.12g}"))) for value in values]
+
+
+def step_text(most: float) -> Callable[[float], str]:
+    """Formats a step on an axis up to step `most`, in thousands where the number is long."""
+    return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
+
+
+def round_step(least: float) -> float:
+    """Returns the least of 1, 2, 5, 10, 20, ... (times any power of ten) that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def scale_of(values: list[float]) -> Scale:
+    """Returns a scale that shows all values, with a margin."""
+    low, high = min(values), max(values)
+    span = high - low
+    if span <= 1e-12 * max(abs(low), abs(high)):
+        span = abs(low) or 1.0
+        return Scale(low - span / 2, high + span / 2)
+    return Scale(low - MARGIN * span, high + MARGIN * span)
+
+
+def duration_text(axis: float) -> Callable[[float], str]:
+    """Returns the format of seconds on an axis of this length."""
+    if axis < 1e-3:
+        return lambda seconds: f"{number(seconds * 1e6)} us"
+    if axis < 1:
+        return lambda seconds: f"{number(seconds * 1e3)} ms"
+    if axis < 300:
+        return lambda seconds: f"{number(seconds)} s"
+    if axis < 18_000:
+        return lambda seconds: f"{number(seconds / 60)} min"
+    if axis < 400_000:
+        return lambda seconds: f"{number(seconds / 3600)} h"
+    return lambda seconds: f"{number(seconds / 86400)} d"
+
+
+def time_ticks(scale: Scale, count: int) -> list[Tick]:
+    """Returns ticks of an axis of seconds, at round numbers of its unit."""
+    length = scale.high - scale.low
+    text = duration_text(length)
+    unit = next((unit for unit, most in _UNITS if length < most), 86400.0)
+    in_units = Scale(scale.low / unit, scale.high / unit)
+    return [Tick(tick.part, text(float(tick.text) * unit)) for tick in in_units.ticks(count, _plain)]
+
+
+_UNITS = ((1.0, 300), (60.0, 18_000), (3600.0, 400_000))
+"""(seconds of a unit, the length of the axis below which it is used)."""
+
+
+def _plain(value: float) -> str:
+    return f"{value:.12g}"
+
 
 AXIS = 20
 """Pixels below a plot for the numbers of its axis."""
@@ -180,3 +265,77 @@ def legend(names: Sequence[str]) -> Markup:
         for index, name in enumerate(names)
     )
     return tag("ul", inner(items), class_="legend")
+
+
+KINDS = {"resident": "main memory", "device": "device memory"}
+"""The key of a `memory` event -> the name of the quantity."""
+PIECES = 150
+
+
+def memory_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
+    """Yields a plot for each group and kind of memory: over time, the worker that has most."""
+    length = max((record.clock.seconds for record in records), default=0.0)
+    groups = dict.fromkeys(group.name for record in records for group in record.seen.plan.groups)
+    if length <= 0:
+        return
+    scale = Scale(0.0, length)
+    for group in groups:
+        for key, what in KINDS.items():
+            curves = [Curve(_most(record, group, key), name=record.seen.name) for record in records]
+            if not any(curve.points for curve in curves):
+                continue
+            name = f"{group}: {what}{_of_ranks(records, group)}"
+            yield Plot(
+                name, curves, scale, text=size, x_ticks=time_ticks(scale, 5), unit="bytes", axis="time"
+            )
+
+
+def _of_ranks(records: Sequence[RunRecord], group: str) -> str:
+    workers = max(one.workers for record in records for one in record.seen.plan.groups if one.name == group)
+    return f", the most of {count(workers, 'rank')}" if workers > 1 else ""
+
+
+def _most(record: RunRecord, group: str, key: str) -> list[Point]:
+    """Returns (second of the run, bytes of the worker that has most then)."""
+    width = record.clock.seconds / PIECES
+    present: dict[int, float] = {}
+    most: dict[int, float] = {}
+    for event in _events(record):
+        if event.group == group and isinstance(value := event.value.get(key), (int, float)):
+            present[event.rank or 0] = value
+            number = int(record.clock.at(event.time) / width)
+            most[number] = max(most.get(number, 0.0), *present.values())
+    series = Series()
+    for number, value in most.items():
+        series.add(number * width, value)
+    return series.points
+
+
+def _events(record: RunRecord) -> list[Event]:
+    return [event for event in record.events("memory") if event.rank is not None]
+
+
+def memory_table(record: RunRecord) -> Markup:
+    """Returns the greatest values of each group, with the ranks that had them; empty without any."""
+    peaks: dict[tuple[str, str], tuple[float, int]] = {}
+    for event in _events(record):
+        for key in ("peak", "device_peak"):
+            if isinstance(value := event.value.get(key), (int, float)):
+                known = peaks.get((event.group, key), (-1.0, 0))
+                peaks[event.group, key] = max(known, (float(value), -(event.rank or 0)))
+    if not peaks:
+        return Markup()
+    rows = [
+        (group.name, *(_peak(peaks.get((group.name, key))) for key in ("peak", "device_peak")))
+        for group in record.seen.plan.groups
+        if (group.name, "peak") in peaks
+    ]
+    heads = ("group", "most main memory of a rank", "most device memory of a rank")
+    columns = 3 if any(key == "device_peak" for _, key in peaks) else 2
+    return table(heads[:columns], [row[:columns] for row in rows], range(1, columns))
+
+
+def _peak(found: tuple[float, int] | None) -> Markup | str:
+    if found is None:
+        return ""
+    return tag("span", size(found[0]), " ", tag("span", f"rank {-found[1]}", class_="muted"))

@@ -2,21 +2,232 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import field
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
-from meshctl.dataclass import dataclass
-from meshctl.run.events import Event
+from meshctl.run.directory import RunDir
+from meshctl.run.event_files import EventFiles, event_files
+from meshctl.run.events import Event, parsed
 from meshctl.run.launches import git_state, launches
 from meshctl.run.log_files import read_tail, without_stamps
+from meshctl.run.reading import lines_of, size_of
 from meshctl.run.row_file import rows_of
 from meshctl.text.redaction import redact
 from meshctl.view.live.seen_run import SeenRun
-from meshctl.view.report_page.run_clock import RunClock, launches_of
-from meshctl.view.report_page.series import Series
-from meshctl.view.report_page.step_spans import StepSpans, read_events
+
+MAX_PIECES = 300
+"""The number of pieces of equal length of a run, of which the least and the greatest value are kept."""
+Point = tuple[float, float | None]
+"""(step, value); the value is None where it was not finite."""
+
+
+@dataclass
+class Series:
+    """The values of one metric over the steps of a run of any length, in bounded memory."""
+
+    first: Point | None = None
+    last: Point | None = None
+    low: Point | None = None
+    high: Point | None = None
+    """The points with the least and the greatest value."""
+    count: int = 0
+    gaps: list[float] = field(default_factory=list)
+    """The first steps whose value was not finite."""
+    points: list[Point] = field(default_factory=list)
+    """The values by step: all of them, or of a long run the first, the last and the extremes of each piece,
+    so that a spike survives. A value of None is a gap after the point before it."""
+
+    def add(self, step: float, value: float | None) -> None:
+        self.count += 1
+        if value is None or not math.isfinite(value):
+            if len(self.gaps) < MAX_PIECES:
+                self.gaps.append(step)
+            if self.points and self.points[-1][1] is not None:
+                self.points.append((self.points[-1][0], None))
+            return
+        self.last = (step, value)
+        self.first = self.first or self.last
+        self.low = self.last if self.low is None or value < (self.low[1] or 0.0) else self.low
+        self.high = self.last if self.high is None or value > (self.high[1] or 0.0) else self.high
+        self.points.append(self.last)
+        if len(self.points) > 4 * MAX_PIECES:
+            self.points = thinned(self.points)
+
+
+def thinned(points: list[Point]) -> list[Point]:
+    """Returns the first and the last point, the extremes of each piece between them, and a gap for each piece
+    that has some."""
+    begin, end = points[0], points[-1]
+    width = (end[0] - begin[0]) / MAX_PIECES or 1.0
+    found = [begin]
+    for _, piece in groupby(points, lambda point: int((point[0] - begin[0]) / width)):
+        every = list(piece)
+        values = [(value, step) for step, value in every if value is not None]
+        kept = sorted({(step, value) for value, step in (min(values), max(values))}) if values else []
+        found += [point for point in kept if point not in (begin, end)]
+        if len(values) < len(every):
+            found.append((found[-1][0], None))
+    return found if found[-1] == end else [*found, end]
+
+
+class RunClock:
+    def __init__(self, launched: Sequence[float], times: Iterable[float]) -> None:
+        """`launched` are the times of the launches, and `times` the times of all events, in seconds since the
+        epoch."""
+        self._begins = sorted(launched)
+        self._ends = list(self._begins)
+        for time in times:
+            if (number := bisect_right(self._begins, time) - 1) >= 0:
+                self._ends[number] = max(self._ends[number], time)
+        self._before = [0.0]
+        for begin, end in zip(self._begins, self._ends, strict=True):
+            self._before.append(self._before[-1] + end - begin)
+
+    @property
+    def seconds(self) -> float:
+        """The length of the axis."""
+        return self._before[-1]
+
+    @property
+    def seams(self) -> list[float]:
+        """The seconds at which the run was continued by a further launch."""
+        return self._before[1:-1]
+
+    def at(self, time: float) -> float:
+        """Returns the second of the run for a time since the epoch."""
+        number = bisect_right(self._begins, time) - 1
+        if number < 0:
+            return 0.0
+        return self._before[number] + min(time, self._ends[number]) - self._begins[number]
+
+
+def launches_of(events: Iterable[Event]) -> list[float]:
+    """Returns the times of the launches among the launcher's events. A restart after a failure is none."""
+    found, is_restart = list[float](), False
+    for event in events:
+        if event.name == "launched" and not is_restart:
+            found.append(event.time)
+        if event.name in ("launched", "restarted") and "group" not in event.value:
+            is_restart = event.name == "restarted"
+    return found
+
+
+MAX_DECODED = 60_000
+"""About how many `step` events are decoded."""
+LINE_BYTES = 180
+"""The size of a `step` event, at least."""
+MAX_NEWEST = 60
+"""Number of newest steps of a worker that are kept with all their parts."""
+MAX_OTHERS = 50_000
+_STEP, _METRIC = b'{"name":"step"', b'{"name":"metric"'
+Worker = tuple[str, int]
+"""(group, rank)"""
+
+
+@dataclass(slots=True)
+class Span:
+    """One step of a worker, or several."""
+
+    begin: float
+    """Seconds since the epoch, as `end`."""
+    end: float
+    first: int
+    last: int
+    seconds: float
+    """The seconds, summed over its steps, as in `stages`, `waits` and `sends`."""
+    stages: Mapping[str, float]
+    waits: Mapping[str, float]
+    sends: Mapping[str, float]
+    """Stage -> seconds until its value was sent; nothing for a run of an earlier version."""
+
+
+@dataclass
+class StepSpans:
+    spans: dict[Worker, list[Span]] = field(default_factory=dict)
+    newest: dict[Worker, list[Span]] = field(default_factory=dict)
+    others: list[Event] = field(default_factory=list)
+    """All events but those of steps and metrics, in the order of time."""
+
+
+def read_events(run: RunDir) -> StepSpans:
+    found, processes = StepSpans(), event_files(run.events)
+    size = sum(size_of(run.events / name) for each in processes for _, name in each.names_from(-1))
+    every = max(1, size // LINE_BYTES // MAX_DECODED)
+    for process in processes:
+        _Reader(run, process, every).read(found)
+    found.others = sorted(found.others[:MAX_OTHERS], key=lambda event: event.time)
+    return found
+
+
+class _Reader:
+    """Reads the events of one process."""
+
+    def __init__(self, run: RunDir, process: EventFiles, every: int) -> None:
+        self._run, self._process, self._every = run, process, every
+
+    def read(self, found: StepSpans) -> None:
+        newest: deque[bytes] = deque(maxlen=MAX_NEWEST)
+        left = 1
+        for line in self._lines():
+            if line.startswith(_STEP):
+                newest.append(line)
+                left -= 1
+                if left:
+                    continue
+                left = self._every
+            if not line.startswith(_METRIC) and (event := parsed(line)):
+                self._add(event, found)
+        spans = [span for event in map(parsed, newest) if event and (span := span_of(event))]
+        if spans and (who := self._worker(newest[-1])):
+            found.newest[who] = spans
+
+    def _lines(self) -> Iterator[bytes]:
+        for _, name in self._process.names_from(-1):
+            yield from lines_of(self._run.events / name)
+
+    def _worker(self, line: bytes) -> Worker | None:
+        event = parsed(line)
+        return (event.group, event.rank) if event and event.rank is not None else None
+
+    def _add(self, event: Event, found: StepSpans) -> None:
+        if event.name not in ("step", "steps"):
+            found.others.append(event)
+        elif event.rank is not None and (span := span_of(event)):
+            spans = found.spans.setdefault((event.group, event.rank), [])
+            if self._every > 1 and spans and 0 < span.first - spans[-1].last <= self._every:
+                span = stretched(span, spans[-1].end)
+            spans.append(span)
+
+
+def span_of(event: Event) -> Span | None:
+    """Returns the times of a `step` or `steps` event; None where they are damaged."""
+    value: Mapping[str, Any] = event.value
+    try:
+        seconds, last = float(value["seconds"]), int(event.step or 0)
+        stages, waits, sends = (dict(value.get(key, {})) for key in ("stages", "waits", "sends"))
+        first = int(value.get("first", last))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return Span(event.time - seconds, event.time, first, last, seconds, stages, waits, sends)
+
+
+def stretched(span: Span, begin: float) -> Span:
+    """Returns a step that represents itself and the undecoded steps before it, from `begin` on."""
+    if not 0 < span.seconds < span.end - begin:
+        return span
+    factor = (span.end - begin) / span.seconds
+    stages, waits, sends = (
+        {name: seconds * factor for name, seconds in parts.items()}
+        for parts in (span.stages, span.waits, span.sends)
+    )
+    return Span(begin, span.end, span.first, span.last, span.seconds * factor, stages, waits, sends)
+
 
 STEP_SECONDS = "seconds a step"
 """The name of the series of the time between two rows."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
 
 from meshctl.plan.views.topology import topology
 from meshctl.run.events import Event
@@ -13,7 +16,7 @@ from meshctl.view.live.summary import means
 from meshctl.view.pictures.svg import inline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Attempt, RunRecord
-from meshctl.view.time_lines import conclusions, percent, rows
+from meshctl.view.times import conclusions, percent, rows
 
 MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
 
@@ -259,3 +262,131 @@ def checkpoint_table(record: RunRecord) -> Markup:
         for step in record.seen.checkpoints
     ]
     return table(heads, rows)
+
+
+def environment(record: RunRecord) -> Markup:
+    """Returns the facts of the last launch, and a table of all of them where there were several."""
+    rows = [(name, value) for name, value in facts_of(record).items() if value]
+    if not rows:
+        return Markup()
+    found: list[Child] = [facts(rows)]
+    if len(record.launches) > 1:
+        launches = [
+            (when(_number(one.get("time"))), _text(one.get("host")), " ".join(overrides_of(one)))
+            for one in record.launches
+        ]
+        found += [tag("h3", "Launches"), table(("launched", "host", "overrides"), launches)]
+    return inner(*found)
+
+
+def environments(records: Sequence[RunRecord]) -> Markup:
+    """Returns a table of the facts of both runs. Those that differ are marked."""
+    both = [facts_of(record) for record in records]
+    rows = list[Sequence[Child]]()
+    for name in dict.fromkeys(name for one in both for name in one):
+        values = [one.get(name, "") for one in both]
+        if any(values):
+            differs = all(values) and len(set(values)) > 1
+            rows.append((name, *(tag("mark", value) if differs else value for value in values)))
+    return table(("", *(record.seen.name for record in records)), rows) if rows else Markup()
+
+
+def facts_of(record: RunRecord) -> dict[str, str]:
+    """Returns the facts of the last launch by name. The text of an unknown fact is empty."""
+    launch = record.launches[-1] if record.launches else {}
+    packages = launch.get("packages")
+    versions = packages if isinstance(packages, Mapping) else {}
+    launcher = record.seen.launcher
+    return {
+        "host": _text(launch.get("host")) or (launcher.host if launcher else ""),
+        "folder": _text(launch.get("folder")),
+        **{str(name): _text(version) for name, version in versions.items()},
+        "python": _text(launch.get("python")),
+        "system": _text(launch.get("system")),
+        "CPUs": _text(launch.get("cpus")),
+        "main memory": size(memory) if (memory := _number(launch.get("memory"))) else "",
+        "GPUs": _gpus(launch.get("gpus")),
+        **record.git,
+    }
+
+
+def _gpus(names: Any) -> str:
+    if not isinstance(names, list):
+        return ""
+    return ", ".join(
+        count(names.count(name), str(name)) if names.count(name) > 1 else str(name)
+        for name in dict.fromkeys(map(str, names))
+    )
+
+
+def overrides_of(launch: Mapping[str, Any]) -> list[str]:
+    found = launch.get("overrides")
+    return [redact(str(each)) for each in found] if isinstance(found, list) else []
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+CONTEXT = 3
+"""Number of equal lines around a difference that are shown."""
+_KEY = re.compile(r"(?P<indent> *)(?P<key>\"[^\"]*\"|'[^']*'|[^\s#:{}\[\]][^:]*):(?:\s|$)")
+
+
+def marked_recipe(recipe: str, overrides: Sequence[str]) -> Markup:
+    """Returns the recipe, in which the lines that overrides have set are marked."""
+    lines = recipe.rstrip("\n").splitlines()
+    chosen = set(_lines_of(_paths(lines), overrides))
+    return tag(
+        "pre",
+        [inner(tag("mark", line) if number in chosen else line, "\n") for number, line in enumerate(lines)],
+        class_="recipe",
+        tabindex=0,
+    )
+
+
+def _paths(lines: Sequence[str]) -> list[tuple[str, ...]]:
+    """Returns the path of the key in each line; an empty one for a line without a key."""
+    above: list[tuple[int, str]] = []
+    found = list[tuple[str, ...]]()
+    for line in lines:
+        if key := _KEY.match(line):
+            indent = len(key["indent"])
+            above = [one for one in above if one[0] < indent]
+            above.append((indent, key["key"].strip("\"'")))
+        found.append(tuple(name for _, name in above) if key else ())
+    return found
+
+
+def _lines_of(paths: Sequence[tuple[str, ...]], overrides: Iterable[str]) -> Iterator[int]:
+    """Yields the numbers of the lines that overrides have set: that of the key, or else of the nearest key
+    above it, because a small mapping is one line."""
+    numbers = {path: number for number, path in reversed(list(enumerate(paths))) if path}
+    for override in overrides:
+        path = tuple(override.lstrip("+~").partition("=")[0].partition("@")[0].split("."))
+        while path and path not in numbers:
+            path = path[:-1]
+        if path:
+            yield numbers[path]
+
+
+def compared_recipes(before: str, after: str) -> Markup:
+    """Returns the lines in which two recipes differ, with some equal lines around them."""
+    one, two = before.splitlines(), after.splitlines()
+    if one == two:
+        return tag("p", "The two recipes are the same.", class_="note")
+    shown = list[Child]()
+    for group in SequenceMatcher(a=one, b=two, autojunk=False).get_grouped_opcodes(CONTEXT):
+        if shown:
+            shown.append(tag("span", "…\n", class_="muted"))
+        for kind, begin, end, other_begin, other_end in group:
+            if kind == "equal":
+                shown += [f"  {line}\n" for line in one[begin:end]]
+                continue
+            shown += [tag("del", f"- {line}\n") for line in one[begin:end]]
+            shown += [tag("ins", f"+ {line}\n") for line in two[other_begin:other_end]]
+    return tag("pre", shown, class_="recipe", tabindex=0)

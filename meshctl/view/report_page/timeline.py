@@ -16,9 +16,8 @@ from meshctl.text.redaction import redact
 from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES
 from meshctl.view.report_page.markup import Markup, inner, tag
-from meshctl.view.report_page.record import RunRecord
-from meshctl.view.report_page.scales import WIDTH, Scale, time_ticks
-from meshctl.view.report_page.step_spans import Span, Worker
+from meshctl.view.report_page.plots import WIDTH, Scale, time_ticks
+from meshctl.view.report_page.record import RunRecord, Span, Worker
 
 COLUMNS = 200
 """Number of columns of the whole run."""

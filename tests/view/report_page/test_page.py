@@ -15,8 +15,8 @@ from meshctl.run.events import Event
 from meshctl.run.launches import record_launch
 from meshctl.run.row_file import as_json
 from meshctl.view.report_page.page import draw
-from meshctl.view.report_page.recipe_text import marked
 from meshctl.view.report_page.record import RunRecord
+from meshctl.view.report_page.sections import marked_recipe
 from tests.view.report_page.made import BEGAN, MadeRun, done, failed, plan, resized
 
 HARM = '</script></style><img src=x onerror="alert(1)"><!--'
@@ -124,7 +124,7 @@ def test_what_was_launched_and_how_much_memory_it_took(tmp_path: Path) -> None:
 
 def test_overrides_mark_the_nearest_line() -> None:
     recipe = "run:\n  steps: 5\n  checkpoint: {every: 2}\nvars:\n  text: |\n    run: no\n"
-    text = marked(recipe, ["run.checkpoint.every=2", "+vars.new=1", "~nothing", "engine=slurm"])
+    text = marked_recipe(recipe, ["run.checkpoint.every=2", "+vars.new=1", "~nothing", "engine=slurm"])
     assert re.findall("<mark>(.*?)</mark>", text) == ["  checkpoint: {every: 2}", "vars:"]
 
 

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
 
 from meshctl.run.events import Event
-from meshctl.view.report_page import step_spans
-from meshctl.view.report_page.environment import facts_of
-from meshctl.view.report_page.record import RunRecord
-from meshctl.view.report_page.run_clock import RunClock
-from meshctl.view.report_page.step_spans import read_events
+from meshctl.view.report_page import record as records
+from meshctl.view.report_page.record import MAX_PIECES, RunClock, RunRecord, Series, read_events
+from meshctl.view.report_page.sections import facts_of
 from tests.view.report_page.made import BEGAN, MadeRun, done, failed
 
 
@@ -33,13 +33,13 @@ def test_of_many_events_some_stand_for_the_others(tmp_path: Path, monkeypatch: p
     made = MadeRun(tmp_path / "run")
     made.steps(1, 400)
     whole = read_events(made.run).spans["train", 0]
-    monkeypatch.setattr(step_spans, "MAX_DECODED", 100)
+    monkeypatch.setattr(records, "MAX_DECODED", 100)
     found = read_events(made.run)
     some = found.spans["train", 0]
     assert len(whole) == 400 and len(some) < 200
     assert sum(span.seconds for span in some) == pytest.approx(sum(span.seconds for span in whole), rel=0.05)
     assert sum(span.stages["update"] for span in some) == pytest.approx(400 * 0.3, rel=0.05)
-    assert found.newest["train", 0][-1].last == 400 and len(found.newest["train", 0]) == step_spans.MAX_NEWEST
+    assert found.newest["train", 0][-1].last == 400 and len(found.newest["train", 0]) == records.MAX_NEWEST
 
 
 def test_damaged_events_are_left_out(tmp_path: Path) -> None:
@@ -63,3 +63,35 @@ def test_the_state_of_the_repository_is_part_of_the_environment(tmp_path: Path) 
     assert facts_of(RunRecord.read(seen, ""))["git"] == "7bdc96b on main"
     seen.run.git.write_text("7bdc96b\nmain\n M recipe.yaml\n")
     assert RunRecord.read(seen, "").git["git"].endswith("on main, with changes that are not committed")
+
+
+def filled(values: list[float | None]) -> Series:
+    series = Series()
+    for step, value in enumerate(values, 1):
+        series.add(step, value)
+    return series
+
+
+def test_few_values_are_kept_exactly() -> None:
+    series = filled([3.0, 1.0, 2.0])
+    assert series.points == [(1, 3.0), (2, 1.0), (3, 2.0)]
+    assert (series.first, series.last, series.low, series.high) == ((1, 3.0), (3, 2.0), (2, 1.0), (1, 3.0))
+
+
+def test_spikes_survive_in_a_long_run() -> None:
+    draw = random.Random(0)
+    values: list[float | None] = [math.sin(step / 9000) + draw.random() / 100 for step in range(100_000)]
+    values[54_321], values[77_777] = 50.0, -50.0
+    series = filled(values)
+    points = series.points
+    assert (54_322, 50.0) in points and (77_778, -50.0) in points
+    assert MAX_PIECES / 2 < len(points) <= 4 * MAX_PIECES
+    assert points[0] == (1, values[0]) and points[-1] == (100_000, values[-1])
+    assert all(value == values[int(step) - 1] for step, value in points)
+    assert [step for step, _ in points] == sorted(step for step, _ in points)
+
+
+def test_what_is_not_finite_is_a_gap() -> None:
+    series = filled([1.0, None, math.nan, 2.0])
+    assert series.points == [(1, 1.0), (1, None), (4, 2.0)] and series.gaps == [2, 3]
+    assert filled([None, None]).points == [] and filled([]).points == []

@@ -21,11 +21,11 @@ from meshctl.plan.views.topology import Topology, Warning
 from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
 from meshctl.view.pictures.text import memory, pipeline, placement
-from meshctl.view.pictures.text.cluster import cluster_lines
 from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
 from meshctl.view.pictures.text.pipeline import Pipeline
+from meshctl.view.pictures.text.placement import cluster_lines
 from meshctl.view.pictures.text.styled import Line, printed, styled, words_of, wrapped
 
 MIN_WIDTH = 40

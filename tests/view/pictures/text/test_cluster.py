@@ -4,8 +4,8 @@ from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.plan.views.topology import topology
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.pictures.mermaid import draw as mermaid
-from meshctl.view.pictures.text.cluster import cluster_lines
 from meshctl.view.pictures.text.picture import draw
+from meshctl.view.pictures.text.placement import cluster_lines
 
 POOLS = (("gpu", 4), ("cpu", 1))
 

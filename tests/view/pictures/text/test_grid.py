@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.pictures.text.grid import example, grid, process_groups, spread
-from meshctl.view.pictures.text.lanes import lanes_of
+from meshctl.view.pictures.text.pipeline import lanes_of
 from meshctl.view.pictures.text.styled import Line
 
 
