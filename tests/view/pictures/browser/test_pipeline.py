@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from itertools import combinations, pairwise
 
 import pytest
 
-from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import topology
-from meshctl.topology.cluster import Cluster
 from meshctl.view.formatting import size
 from meshctl.view.pictures import svg
-from tests.view.pictures import plans
 from tests.view.pictures.browser.page import Open, wrong
 from tests.view.pictures.plans import (
     everything,
@@ -60,29 +56,6 @@ def test_no_route_crosses_a_box_and_no_box_another(opened: Open, width: int) -> 
 
 
 INPUTS = "Object.fromEntries([...document.querySelectorAll('.picture .input')].map((one) => [one.dataset.input, one.textContent]))"
-
-
-@pytest.mark.parametrize("make", [everything, one])
-def test_weights_that_move_as_they_are(opened: Open, make: Callable[[], Plan]) -> None:
-    drawn = topology(make())
-    layouts = {each.name: each.layout for each in drawn.components}
-    shown = opened(drawn, width=1280).evaluate(INPUTS)
-    for route in drawn.routes:
-        if route.kind == "weights" and route.name in shown:
-            is_same = layouts[route.producer] == layouts[route.consumer]
-            assert ("as it is" if is_same else "re-sharded") in shown[route.name]
-
-
-def test_the_number_of_further_components_is_inside_of_its_tile(opened: Open) -> None:
-    alone = plans.group("alone", "cuda", 8, (0, 8))
-    components = [plans.component(f"c{number}", alone) for number in range(31)]
-    made = plans.plan("many", Cluster.of(1, cuda=8), [alone], components, [])
-    page = opened(topology(made), width=760)
-    outside = """[...document.querySelectorAll('.tile .rest')].filter((one) => {
-      const text = one.getBoundingClientRect(), tile = one.closest('.tile').getBoundingClientRect();
-      return one.scrollWidth > one.clientWidth + 1 || text.left < tile.left || text.right > tile.right;
-    }).length"""
-    assert page.locator(".tile .rest").count() == 8 and page.evaluate(outside) == 0
 
 
 def test_all_transports_of_a_route_are_shown_whole(opened: Open) -> None:

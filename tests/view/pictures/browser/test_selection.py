@@ -6,12 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import topology
-from meshctl.topology.cluster import Cluster
-from tests.plan.jobs import DeviceType, of_types
 from tests.plan.links import links, partners
 from tests.view.pictures.browser.page import Open
 from tests.view.pictures.plans import (
@@ -19,7 +15,6 @@ from tests.view.pictures.plans import (
     hundred_thousand,
     sixteen,
     small,
-    twice,
     two_sources,
 )
 
@@ -64,11 +59,6 @@ def test_a_click_chooses_and_escape_clears(opened: Open) -> None:
         and page.locator("#status").inner_text() == "Nothing selected"
         and not roles(page, "self")
     )
-
-
-def test_what_the_hardware_calls_the_devices_of_a_worker(opened: Open) -> None:
-    page = opened(topology(everything()), "#digits:1")
-    assert re.search(r"hardware\s+7\s", page.locator("#worker").inner_text())
 
 
 def test_a_dim_marks_its_peers(opened: Open) -> None:
@@ -131,33 +121,6 @@ def test_a_route_shows_the_transport_to_each_partner(opened: Open) -> None:
         page = opened(drawn, f"#{worker}")
         for name, way in described.items():
             assert way_of(page, name) == way, (worker, name)
-
-
-@pytest.mark.parametrize(
-    ("types", "near", "far"),
-    [
-        (("cuda", "cuda"), "cuda ipc", "nccl"),
-        (("cpu", "cpu"), "shared memory", "tcp"),
-        (("cuda", "cpu"), "shared memory", "tcp"),
-        (("cpu", "cuda"), "shared memory", "tcp"),
-    ],
-)
-def test_by_which_way_a_route_goes_from_these_devices_to_those(
-    types: tuple[DeviceType, DeviceType], near: str, far: str, opened: Open
-) -> None:
-    for nodes, way in ((1, near), (2, far)):
-        page = opened(topology(of_types(replace(small(), cluster=Cluster(nodes)), types)), "#rollout:0")
-        assert way_of(page, "publish: actor to sampler") == way
-        assert way in page.locator("#routes").text_content()
-
-
-@pytest.mark.parametrize(("kind", "way"), [("cuda", "cuda ipc"), ("cpu", "shared memory")])
-def test_weights_that_stay_in_their_processes_are_shown_with_their_transport(
-    kind: DeviceType, way: str, opened: Open
-) -> None:
-    drawn = topology(of_types(twice(), (kind,)))
-    assert [route.over for route in drawn.routes] == ["process"]
-    assert way_of(opened(drawn, "#alone:1"), "publish: a to b") == way
 
 
 def way_of(page: Any, route: str) -> str:
