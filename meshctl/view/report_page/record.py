@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshctl.run.directory import RunDir
 from meshctl.run.event_files import EventFiles, event_files
@@ -254,8 +254,9 @@ class Attempt:
     """Group -> the number of its workers; empty in a run of an earlier version."""
 
 
-@dataclass(frozen=True)
-class Log:
+class Log(NamedTuple):
+    """The end of the log of a worker that failed."""
+
     worker: str
     path: str
     lines: tuple[str, ...]
