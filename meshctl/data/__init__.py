@@ -30,18 +30,18 @@ from typing import TYPE_CHECKING
 from meshctl.on_use import on_use
 
 if TYPE_CHECKING:
-    from meshctl.data.chat import Chat as Chat
     from meshctl.data.errors import DataError as DataError
     from meshctl.data.errors import RowError as RowError
     from meshctl.data.from_torch import FromDataLoader as FromDataLoader
     from meshctl.data.from_torch import FromDataset as FromDataset
     from meshctl.data.from_torch import FromIterable as FromIterable
-    from meshctl.data.pairs import Pairs as Pairs
     from meshctl.data.prompts import Prompts as Prompts
+    from meshctl.data.source import Chat as Chat
+    from meshctl.data.source import Pairs as Pairs
+    from meshctl.data.source import Text as Text
     from meshctl.data.streams import ChatStream as ChatStream
     from meshctl.data.streams import PairsStream as PairsStream
     from meshctl.data.streams import TextStream as TextStream
-    from meshctl.data.text import Text as Text
 
 __all__ = [
     "Chat",
@@ -60,17 +60,17 @@ __all__ = [
 __getattr__ = on_use(
     __name__,
     {
-        "Chat": "chat",
+        "Chat": "source",
         "DataError": "errors",
         "RowError": "errors",
         "FromDataLoader": "from_torch",
         "FromDataset": "from_torch",
         "FromIterable": "from_torch",
-        "Pairs": "pairs",
+        "Pairs": "source",
         "Prompts": "prompts",
         "ChatStream": "streams",
         "PairsStream": "streams",
         "TextStream": "streams",
-        "Text": "text",
+        "Text": "source",
     },
 )

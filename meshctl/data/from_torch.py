@@ -8,19 +8,23 @@ it with `options`. An item is a mapping from column names to values, or a tuple 
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from meshctl.data.errors import DataError
-from meshctl.data.items import columns_of, maker, named
+from meshctl.data.examples import DTYPES
 from meshctl.data.order import Permutation
 from meshctl.data.prefetch import Prefetch
-from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.component import Component, endpoint
 
 
@@ -59,7 +63,7 @@ class FromDataset(_Indexed):
         each epoch. `workers` is the number of processes that read items ahead. Raises `DataError` if the
         result is not a map-style dataset or has no items.
         """
-        self._items = maker(dataset, options)()
+        self._items = _maker(dataset, options)()
         if not hasattr(self._items, "__getitem__") or not hasattr(self._items, "__len__"):
             raise DataError(f"{dataset} has no `__getitem__` and `__len__`: use meshctl.data.FromIterable")
         if not len(self._items):
@@ -73,11 +77,11 @@ class FromDataset(_Indexed):
 
     def _read(self, samples: range) -> dict[str, Column]:
         items = [self._items[self._index(number)] for number in samples]
-        return columns_of(items, self._columns, self._ragged) if items else self._empty()
+        return _columns_of(items, self._columns, self._ragged) if items else self._empty()
 
     def _empty(self) -> dict[str, Column]:
         """Returns columns without rows, with the names and dtypes of the first item."""
-        first = Batch(columns_of([self._items[0]], self._columns, self._ragged))
+        first = Batch(_columns_of([self._items[0]], self._columns, self._ragged))
         return dict(first.between(0, 0).columns)
 
     def _index(self, number: int) -> int:
@@ -107,7 +111,7 @@ class FromDataLoader(_Indexed):
         determines the order of a random sampler in each epoch. Raises `DataError` if the result is not a
         `DataLoader`, if its dataset is an `IterableDataset`, or if its sampler is a `DistributedSampler`.
         """
-        made = maker(loader, options)()
+        made = _maker(loader, options)()
         if not isinstance(made, DataLoader):
             raise DataError(f"{loader} returned a {type(made).__name__}, not a DataLoader")
         self._loader, self._seed, self._columns = made, seed, columns
@@ -135,7 +139,7 @@ class FromDataLoader(_Indexed):
 
     def _collated(self, indices: Sequence[int]) -> dict[str, Column]:
         rows = self._loader.collate_fn([self._loader.dataset[index] for index in indices])
-        found = named(rows, self._columns)
+        found = _named(rows, self._columns)
         for name, column in found.items():
             if not hasattr(column, "__len__") or len(column) != len(indices):
                 raise DataError(
@@ -190,7 +194,7 @@ class FromIterable(Component):
         whose rows differ in length. If `repeat` is true, the iterable is created again at its end; otherwise
         the run ends there. Raises `DataError` if the path does not exist or does not accept `options`.
         """
-        self._path, self._make, self._repeat = iterable, maker(iterable, options), repeat
+        self._path, self._make, self._repeat = iterable, _maker(iterable, options), repeat
         self._columns, self._ragged = columns, ragged
         self._position, self._items = 0, self._all_items()
 
@@ -207,7 +211,7 @@ class FromIterable(Component):
         if not items:
             return None
         ids = torch.arange(samples.start, samples.start + len(items))
-        return Batch(columns_of(items, self._columns, self._ragged), ids=ids)
+        return Batch(_columns_of(items, self._columns, self._ragged), ids=ids)
 
     def _all_items(self) -> Iterator[Any]:
         for epoch in count() if self._repeat else range(1):
@@ -217,3 +221,75 @@ class FromIterable(Component):
                 yield item
             if is_empty:
                 raise DataError(f"{self._path} has no items in epoch {epoch}")
+
+
+def _maker(path: str, options: Mapping[str, Any] | None) -> Callable[[], Any]:
+    """Returns a function without parameters that calls the class or function at the dotted path `path` with
+    `options`. Raises `DataError` if the path does not exist, or if the class or function does not accept
+    `options`."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        found = None
+    if not callable(found):
+        raise DataError(f"`{path}` is not the dotted path of a class or a function")
+    try:
+        inspect.signature(found).bind(**(options or {}))
+    except TypeError as error:
+        raise DataError(f"`options` of {path}: {error}") from None
+    return partial(found, **(options or {}))
+
+
+def _columns_of(items: Sequence[Any], names: Sequence[str], ragged: Sequence[str]) -> dict[str, Column]:
+    """Returns the columns of items, each of which is a mapping or a tuple.
+
+    `names` names the parts of tuples, or selects keys of mappings. `ragged` names the columns whose rows
+    differ in length. Raises `DataError` if items differ in their names, or if the rows of a column that is
+    not ragged differ in shape.
+    """
+    rows = [_named(item, names) for item in items]
+    if unknown := [name for name in ragged if name not in rows[0]]:
+        raise DataError(f"`ragged` names {unknown[0]}, the items have {', '.join(rows[0])}")
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise DataError(f"an item has {', '.join(row)}, another one {', '.join(rows[0])}")
+    return {name: _column(name, [row[name] for row in rows], name in ragged) for name in rows[0]}
+
+
+def _named(item: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the parts of an item: column name -> value. `names` names the parts of a tuple, or selects keys
+    of a mapping; if it is empty, all keys are used. Raises `DataError` if a tuple has more or fewer parts
+    than names."""
+    if isinstance(item, Mapping):
+        return {str(name): item[name] for name in (names or item)}
+    parts = item if isinstance(item, (tuple, list)) else [item]
+    if len(parts) != len(names):
+        raise DataError(
+            f"an item has {len(parts)} parts and `columns` names {len(names)}: name each part in `columns`"
+        )
+    return dict(zip(names, parts, strict=True))
+
+
+def _column(name: str, values: list[Any], is_ragged: bool) -> Column:
+    if all(type(value) in DTYPES for value in values):
+        kinds = {type(value) for value in values}
+        return torch.tensor(values, dtype=DTYPES[float if float in kinds else type(values[0])])
+    tensors = [_tensor(value) for value in values]
+    found = [tensor for tensor in tensors if tensor is not None]
+    if len(found) < len(values):
+        return values
+    if is_ragged:
+        return Ragged.of(found)
+    if len({tensor.shape for tensor in found}) > 1:
+        raise DataError(f"rows of `{name}` differ in shape: name it in `ragged`")
+    return torch.stack(found)
+
+
+def _tensor(value: Any) -> Tensor | None:
+    """Returns `value` as a tensor if it is a tensor or a numpy array; None for other values."""
+    if isinstance(value, Tensor):
+        return value
+    return torch.as_tensor(value) if hasattr(value, "__array_interface__") else None

@@ -1,4 +1,4 @@
-"""The base class of sources whose rows can be read by number.
+"""Sources whose rows can be read by number: `Chat`, `Text`, `Pairs`, and their base class.
 
     sample number -> epoch and position -> (order of the epoch) -> index -> a row, a part of it, or a pack
 
@@ -18,12 +18,10 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.data.checks import SOURCE
-from meshctl.data.columns import Kept, ragged
-from meshctl.data.encoders import Encoder, Example
+from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, TextEncoder
 from meshctl.data.errors import DataError, errors_at
-from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
+from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.order import Permutation
-from meshctl.data.packing import PACKED, joined, packed
 from meshctl.data.prefetch import Prefetch, results
 from meshctl.data.rows import Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
@@ -217,3 +215,44 @@ class Source(Component):
 
 def _chunks(rows: range) -> list[range]:
     return [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
+
+
+class ChatRows:
+    """The declarations of sources of chats."""
+
+    ENCODER: ClassVar[type[Encoder]] = ChatEncoder
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }
+
+
+class Chat(ChatRows, Source):
+    """Reads rows with the key `messages`, a list of objects with `role` and `content`, and the optional key
+    `tools`."""
+
+
+class TextRows:
+    """The declarations of sources of texts."""
+
+    ENCODER: ClassVar[type[Encoder]] = TextEncoder
+    RETURNS: ClassVar = {
+        "next": ("input_ids", "labels", "args.keep", {"args.pack": ("position_ids", "segment_ids")})
+    }
+
+
+class Text(TextRows, Source):
+    """Reads rows with the key `text`, and appends the tokenizer's end token to each text."""
+
+
+class PairsRows:
+    """The declarations of sources of pairs."""
+
+    ENCODER: ClassVar[type[Encoder]] = PairsEncoder
+    RETURNS: ClassVar = {
+        "next": ("chosen_input_ids", "chosen_labels", "rejected_input_ids", "rejected_labels", "args.keep")
+    }
+
+
+class Pairs(PairsRows, Source):
+    """Reads rows with the keys `prompt`, `chosen` and `rejected`. The values are texts or lists of
+    messages."""

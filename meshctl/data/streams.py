@@ -18,18 +18,14 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.data import tables
-from meshctl.data.chat import ChatRows
 from meshctl.data.checks import STREAM
-from meshctl.data.columns import Kept, ragged
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, errors_at
-from meshctl.data.lengths import LEFT_OUT, cut, length_of, limit_of
+from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.order import Permutation
-from meshctl.data.packing import PACKED, joined, packed
-from meshctl.data.pairs import PairsRows
 from meshctl.data.prefetch import Prefetch
 from meshctl.data.rows import Row, Rows, check_hub_name, files_of, open_rows, saved_folder
-from meshctl.data.text import TextRows
+from meshctl.data.source import ChatRows, PairsRows, TextRows
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column

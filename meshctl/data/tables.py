@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from meshctl.data import hub_datasets
 from meshctl.data.errors import DataError
-from meshctl.runtime.extras import MissingExtra, extra
+from meshctl.hub_cache import has_dataset
+from meshctl.runtime.extras import extra
 
 ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
@@ -121,25 +123,45 @@ def from_disk(folder: Path, split: str) -> Table:
 def from_hub(name: str, split: str) -> Table:
     """Loads a dataset of the hub, from the local cache if it is there. Raises `DataError` if loading
     fails."""
-    return Table(f"dataset {name}[{split}]", _loaded(hub_datasets.load, name, split), is_arrow=False)
+    return Table(f"dataset {name}[{split}]", _loaded(name, split, is_stream=False), is_arrow=False)
 
 
 def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> HubStream:
     """Opens a dataset of the hub that is read in order and not stored. If `buffer` is not 0, each row is
     drawn at random from `buffer` rows in memory. Raises `DataError` if opening fails."""
-    dataset = _loaded(hub_datasets.stream, name, split)
+    dataset = _loaded(name, split, is_stream=True)
     return HubStream(
         f"dataset {name}[{split}]", dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset
     )
 
 
-def _loaded(load: Callable[[str, str], Any], name: str, split: str) -> Any:
+def _loaded(name: str, split: str, *, is_stream: bool) -> Any:
+    """Returns a split of a dataset of the hub. A dataset that is in the cache is loaded without a request to
+    the hub, and a stream is never stored."""
+    with extra("hf"):
+        import datasets
+    options: dict[str, Any] = {"split": split, "streaming": is_stream}
+    if not is_stream and has_dataset(name, os.environ):
+        with suppress(Exception), _offline(datasets):  # the cache may have another config of the dataset
+            return datasets.load_dataset(name, **options)
     try:
-        return load(name, split)
-    except MissingExtra:
-        raise
+        return datasets.load_dataset(name, **options)
     except Exception as error:  # the library raises what its readers and the hub raise
         raise DataError(f"dataset `{name}`, split `{split}`: {_first_line(error)}") from None
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    """Makes the library use its cache alone, without its warning about that."""
+    config, before = datasets.config, datasets.config.HF_HUB_OFFLINE
+    verbosity = datasets.logging.get_verbosity()
+    config.HF_HUB_OFFLINE = True
+    datasets.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        config.HF_HUB_OFFLINE = before
+        datasets.logging.set_verbosity(verbosity)
 
 
 def _first_line(error: Exception) -> str:

@@ -21,12 +21,11 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from meshctl.dataclass import dataclass
 from meshctl.hf import peft_api, random_weights, transformers_api
 from meshctl.hf.errors import ModelError
+from meshctl.hf.options import Sizes
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.pipeline import stage_parts
-from meshctl.hf.pipeline.stages import Stages, drop_other_stages
 from meshctl.hf.sharding import check_rows
-from meshctl.hf.sizes import Sizes
-from meshctl.hf.tied_shards import check_tied
+from meshctl.hf.stages import Stages, drop_other_stages, first_names
+from meshctl.hf.transformers_api import tied_names
 from meshctl.hf.weights import reset_adapter
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted, nearest
@@ -124,7 +123,7 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
     outline = transformers_api.outline(config, wanted.head)
     renamed: dict[str, str] = {}
     if (stages := wanted.stages(config)) and stages.drops_embedding:
-        tied = stage_parts.first_names(outline)
+        tied = first_names(outline)
         renamed = {rf"^{re.escape(first)}$": second for second, first in tied.items()}
     if wanted.lora:
         peft_api.inject(outline, wanted.lora)
@@ -181,3 +180,21 @@ def distribute(model: Any, wanted: Build) -> None:
         check_tied(model, sizes)
         check_rows(model, sizes.tp, sizes.shards)
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)
+
+
+def check_tied(model: Any, sizes: Sizes) -> None:
+    """Raises `ModelError` if the rows of a tied parameter cannot be divided evenly over fsdp, cp and tp.
+
+    FSDP pads uneven shards in a buffer for each of the two modules of the parameter. Only one of the buffers
+    would follow the optimizer, so the model would train wrongly without an error.
+    """
+    shards = sizes.shards * sizes.tp
+    for name in sorted(tied_names(model)):
+        rows = model.get_parameter(name).shape[0]
+        if sizes.shards > 1 and rows % shards:
+            dims = {"fsdp": sizes.fsdp, "cp": sizes.cp, "tp": sizes.tp}
+            drawn = ", ".join(f"{dim} {size}" for dim, size in dims.items() if size > 1)
+            raise ModelError(
+                f"`{name}` is tied to the embedding, and its {rows} rows have no equal shards on {shards} "
+                f"ranks ({drawn}); use dp, or sizes whose product divides {rows}"
+            )

@@ -35,9 +35,9 @@ MODEL = Shipped(
     choices={
         "lora": "meshctl.hf.peft_api.KEYS",
         "head": "meshctl.hf.transformers_api.HEADS",
-        "dtype": "meshctl.hf.dtypes.DTYPES",
+        "dtype": "meshctl.hf.options.DTYPES",
         "parity": "meshctl.hf.parity.MODES",
-        "pipeline": "meshctl.hf.pipeline.schedules.SCHEDULES",
+        "pipeline": "meshctl.hf.pipeline.SCHEDULES",
         "loss": "meshctl.losses.loss.LOSSES",
         "advantage": "meshctl.losses.advantages.ADVANTAGES",
         "optimizer": "torch.optim",
@@ -59,7 +59,7 @@ SAMPLER = Shipped(
     },
     has_tokenizer=True,
     has_models_tokenizer=True,
-    choices={"dtype": "meshctl.hf.dtypes.DTYPES"},
+    choices={"dtype": "meshctl.hf.options.DTYPES"},
     trained_by=(),
     samples=True,
 )

@@ -5,25 +5,74 @@
 
 Prompts are padded at their beginning. When a part of the answers has ended, their rows leave the cache, so
 that long answers do not pay for short ones.
+
+A token is the inverse of the cumulative distribution at a uniform random number. The number depends on the
+seed, the step, the id of the sample and the position of the token alone. The answer to a sample is therefore
+the same in every layout and in every batch, up to rounding of the logits.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from meshctl.data.samplers import Answer
 from meshctl.dataclass import dataclass
-from meshctl.hf.sampling import Sampling
-from meshctl.hf.transformers_cache import CachedForward
+from meshctl.hf.transformers_api import CachedForward
 
 MAX_ENDED = 0.25
 """The fraction of ended answers in the cache from which on they are removed."""
 TEXT_MARGIN = 4
 """The number of further tokens that are decoded to find a stop text, whose tokens may be parts of
 characters."""
+BITS = 48
+"""The number of random bits of a uniform number. With fewer bits than a float64 has, a number below 1 times
+the sum of all probabilities is below this sum."""
+GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""The constants of splitmix64 (Steele, Lea and Flood, 2014, doi:10.1145/2714064.2660195)."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution from which tokens are drawn, given logits."""
+
+    temperature: float = 1.0
+    """The divisor of the logits. With 0, the most likely token is taken."""
+    top_k: int = 0
+    """The number of most likely tokens that can be drawn; 0 for all."""
+    top_p: float = 1.0
+    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Returns `[rows, vocabulary]` in float32 or float64: the log-probabilities of the distribution from
+        which tokens are drawn. A token that cannot be drawn has minus infinity.
+
+        With temperature 0, the result is the distribution of the model at temperature 1.
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if not self.temperature:
+            return logits.log_softmax(-1)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p < 1:
+            logits = logits.masked_fill(~_nucleus(logits, self.top_p), -torch.inf)
+        return logits.log_softmax(-1)
+
+    def draw(self, logprobs: Tensor, uniforms: Tensor) -> Tensor:
+        """Returns int64 `[rows]`: one token for each row of `logprobs`. `uniforms` is float64 `[rows]`, from
+        0 to below 1. It is not used with temperature 0."""
+        if not self.temperature:
+            return logprobs.argmax(-1)
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        aims = uniforms[:, None] * cumulative[:, -1:]
+        return torch.searchsorted(cumulative, aims, right=True)[:, 0]
 
 
 @dataclass(frozen=True)
@@ -46,19 +95,6 @@ class Stop:
         return [any(text in decoded for text in self.texts) for decoded in self.decode(tails)]
 
 
-@dataclass(frozen=True, eq=False)
-class Answers:
-    """The generated tokens of several answers, in CPU memory."""
-
-    tokens: Tensor
-    """int64 `[answers, positions]`"""
-    logprobs: Tensor
-    """float32 or float64 `[answers, positions]`"""
-    lengths: list[int]
-    has_ended: list[bool]
-    """True if each answer ended by itself. The others have the maximum length."""
-
-
 class Decoder:
     """Generates answers with a model of transformers."""
 
@@ -67,7 +103,7 @@ class Decoder:
         self._max_new_tokens = max_new_tokens
 
     @torch.inference_mode()
-    def answers(self, prompts: Sequence[Tensor], rows: Sequence[int], uniforms: Tensor) -> Answers:
+    def answers(self, prompts: Sequence[Tensor], rows: Sequence[int], uniforms: Tensor) -> list[Answer]:
         """Returns one answer for each element of `rows`, which is the number of its prompt in `prompts`.
 
         A prompt is int64 `[tokens]` with at least one token. `uniforms` is float64
@@ -83,7 +119,7 @@ class Decoder:
             logits = logits[index]
         return self._decoded(forward, logits, uniforms.to(device))
 
-    def _decoded(self, forward: CachedForward, logits: Tensor, uniforms: Tensor) -> Answers:
+    def _decoded(self, forward: CachedForward, logits: Tensor, uniforms: Tensor) -> list[Answer]:
         found = _Found(len(logits), self._max_new_tokens, logits)
         present = torch.arange(len(logits), device=logits.device)
         is_open = torch.ones_like(present, dtype=torch.bool)
@@ -136,10 +172,12 @@ class _Found:
         self._lengths[answers] = position + 1
         self._has_ended[answers] = True
 
-    def answers(self) -> Answers:
-        return Answers(
-            self.tokens.cpu(), self._logprobs.cpu(), self._lengths.tolist(), self._has_ended.tolist()
-        )
+    def answers(self) -> list[Answer]:
+        rows = (self.tokens, self._logprobs, self._lengths, self._has_ended)
+        return [
+            Answer(tokens[:length], logprobs[:length], "stop" if has_ended else "length")
+            for tokens, logprobs, length, has_ended in zip(*(one.tolist() for one in rows), strict=True)
+        ]
 
 
 def padded_left(prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -153,3 +191,43 @@ def padded_left(prompts: Sequence[Tensor], device: torch.device) -> tuple[Tensor
         is_real[row, longest - len(prompt) :] = 1
     has_padding = not bool(is_real.all())
     return ids.to(device), is_real.to(device) if has_padding else None
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Returns booleans: true for the most likely tokens, whose probabilities add up to at least
+    `top_p` (Holtzman et al., 2020, arXiv:1904.09751)."""
+    ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < top_p)
+
+
+def stream_keys(words: Sequence[Any], ids: Tensor) -> Tensor:
+    """Returns int64 `[samples]`: the key of each sample's stream of random numbers. `ids` is int64
+    `[samples, depth]`. Equal `words` and ids have equal keys, on any machine."""
+    prefix = hashlib.blake2b(repr(tuple(words)).encode(), digest_size=8)
+    keys = []
+    for id in ids.tolist():
+        one = prefix.copy()
+        one.update(repr(tuple(id)).encode())
+        keys.append(int.from_bytes(one.digest(), "big", signed=True))
+    return torch.tensor(keys, dtype=torch.int64)
+
+
+def uniforms(keys: Tensor, count: int) -> Tensor:
+    """Returns float64 `[samples, count]`: the first numbers of each stream, from 0 to below 1. The numbers
+    are those of splitmix64 with `keys` as its states."""
+    numbers = torch.arange(1, count + 1, device=keys.device) * _signed(GAMMA)
+    state = keys[:, None] + numbers
+    state = (state ^ _shifted(state, 30)) * _signed(MIX_1)
+    state = (state ^ _shifted(state, 27)) * _signed(MIX_2)
+    state = state ^ _shifted(state, 31)
+    return _shifted(state, 64 - BITS).double() * 2.0**-BITS
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """Returns int64 values shifted to the right, with zeros from the left."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

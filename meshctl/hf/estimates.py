@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import Texts, texts_of
-from meshctl.hf.token_columns import aligned, as_column, is_aligned
+from meshctl.hf.texts import Texts, aligned, as_column, is_aligned, texts_of
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss
 from meshctl.losses.advantages import Advantage, group_sizes, group_sums

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -60,7 +59,7 @@ def export(
     unit_of = {name: unit for unit in units for name in unit}
     if world.rank == 0:
         _prepare(disk, folder, files)
-    _wait(world)
+    world.barrier()
     numbers = {name: number for number, file in enumerate(files) for name in file.sources}
     kept: dict[str, Tensor] = {}
     written = 0
@@ -73,10 +72,10 @@ def export(
         if number == written + world.rank:
             kept |= {name: _own(tensor) for name, tensor in disk.convert(whole).items()}
     _write(folder, files, written + world.rank, kept)
-    _wait(world)
+    world.barrier()
     if world.rank == 0:
         _finish(folder, files)
-    _wait(world)
+    world.barrier()
 
 
 def _files(
@@ -154,8 +153,3 @@ def _finish(folder: Path, files: Sequence[File]) -> None:
         "weight_map": {name: file.name for file in files for name in file.sizes},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
-
-
-def _wait(world: Collective) -> None:
-    """Waits for all ranks."""
-    world.all_reduce(torch.zeros(1, device=world.device))

@@ -9,44 +9,57 @@ override `build`, `forward` and `loss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
-from meshctl.hf import checks, columns, estimates, micro_batches, peft_api, transformers_api, weights
+from meshctl.hf import checks, estimates, peft_api, transformers_api, weights
 from meshctl.hf.borders import check_borders
 from meshctl.hf.building import Build, build
 from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
-from meshctl.hf.dtypes import dtype_of
 from meshctl.hf.errors import ModelError
-from meshctl.hf.inference import inference
-from meshctl.hf.loss_inputs import inputs_of
-from meshctl.hf.optimizer import make_lr_schedule, make_optimizer
-from meshctl.hf.outputs import REF, SIDES, Outputs, OutputsWithoutLogits, prefixes_of
+from meshctl.hf.export import FILE_BYTES, export
+from meshctl.hf.options import Sizes, dtype_of
+from meshctl.hf.outputs import (
+    REF,
+    SIDES,
+    OfTexts,
+    Outputs,
+    OutputsWithoutLogits,
+    inputs_of,
+    logprob_columns,
+    prefixes_of,
+    reference_columns,
+    renamed,
+    score_columns,
+    teacher_columns,
+    value_columns,
+)
 from meshctl.hf.parity import ParityCheck
-from meshctl.hf.passes import Passes
+from meshctl.hf.passes import Passes, by_tokens, inference
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.pipeline.schedules import PipelinePasses
+from meshctl.hf.pipeline import PipelinePasses
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
-from meshctl.hf.sizes import Sizes
-from meshctl.hf.stored_model import StoredModel
+from meshctl.hf.stages import outlines_of_all, tensors_of_all
 from meshctl.hf.texts import Texts, check_positions, joined, texts_of
-from meshctl.hf.training import Sums, Trainer, not_finite
-from meshctl.hf.transformers_api import HEADS
+from meshctl.hf.training import Sums, Trainer, make_lr_schedule, make_optimizer, not_finite
+from meshctl.hf.transformers_api import HEADS, DiskFormat, outline
+from meshctl.hf.weights import load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collectives.collective import Collective
-from meshctl.runtime.component import endpoint
+from meshctl.runtime.component import Component, endpoint
 
 
-class Model(StoredModel):
+class Model(Component):
     """A model with the endpoints of all roles in training."""
 
     EXTRA = "hf"
@@ -381,7 +394,7 @@ class Model(StoredModel):
         with inference(self.module):
             for loss in self._passes.each(self._parts(batch), self._prefixes, self.loss):
                 sums.add(loss)
-        return sums.over_ranks(self.collective("world"), self.sizes.peers)[0].means()
+        return sums.over_ranks(self.collective("world"), self.sizes.peers)[0]
 
     @endpoint
     def logprobs(self, batch: Batch) -> Batch:
@@ -390,7 +403,7 @@ class Model(StoredModel):
         The value is 0 at the first token and where the label is -100. For pairs, the columns are
         `chosen_logprobs` and `rejected_logprobs`, `[pairs]`: the sums over each answer.
         """
-        return self._columns(batch, columns.logprobs)
+        return self._columns(batch, logprob_columns)
 
     @endpoint
     def ref_logprobs(self, batch: Batch) -> Batch:
@@ -401,13 +414,13 @@ class Model(StoredModel):
         each text.
         """
         with peft_api.without_adapters(self.module):
-            return columns.renamed(REF, self._columns(batch, columns.reference))
+            return renamed(REF, self._columns(batch, reference_columns))
 
     @endpoint
     def old_logprobs(self, batch: Batch) -> Batch:
         """Returns the columns of `logprobs`. Each name begins with `old_`. A stage calls it before the first
         update with the batch."""
-        return columns.renamed("old_", self.logprobs(batch))
+        return renamed("old_", self.logprobs(batch))
 
     @endpoint
     def teacher_logprobs(self, batch: Batch) -> Batch:
@@ -416,15 +429,13 @@ class Model(StoredModel):
         With `top_logprobs: k`, it also returns ragged columns `teacher_top_ids` and `teacher_top_logprobs`,
         `[k]` for each token: the likeliest tokens in its place.
         """
-        return columns.renamed(
-            "teacher_", self._columns(batch, partial(columns.teacher, top=self.top_logprobs))
-        )
+        return renamed("teacher_", self._columns(batch, partial(teacher_columns, top=self.top_logprobs)))
 
     @endpoint
     def values(self, batch: Batch) -> Batch:
         """Returns a ragged column `values` with a score for each token. Raises `ModelError` without `head:
         score`."""
-        return self._columns(batch, columns.values)
+        return self._columns(batch, value_columns)
 
     @endpoint
     def scores(self, batch: Batch) -> Batch:
@@ -433,9 +444,9 @@ class Model(StoredModel):
         For pairs, the columns are `chosen_scores` and `rejected_scores`, `[pairs]`. Raises `ModelError`
         without `head: score`.
         """
-        return self._columns(batch, columns.scores)
+        return self._columns(batch, score_columns)
 
-    def _columns(self, batch: Batch, of: columns.OfTexts) -> Batch:
+    def _columns(self, batch: Batch, of: OfTexts) -> Batch:
         """Returns the columns that the function `of` makes from the outputs of the model for a batch, or for
         both sides of its pairs."""
         sides = SIDES if f"{SIDES[0]}input_ids" in batch else ("",)
@@ -451,11 +462,11 @@ class Model(StoredModel):
 
     def _label_logprobs(self, texts: Batch) -> Ragged:
         limit = self.micro_batch_tokens or 1  # otherwise one text at a time
-        parts = list(micro_batches.by_tokens(texts, limit, ("",), self._data_ranks)) or [texts]
+        parts = list(by_tokens(texts, limit, ("",), self._data_ranks)) or [texts]
 
         def logprobs_of(part: Batch) -> Batch:
             [outputs] = self._outputs([self._texts(part, "")])
-            return Batch(dict(columns.logprobs(outputs, "")))
+            return Batch(dict(logprob_columns(outputs, "")))
 
         with inference(self.module):
             logprobs: Ragged = Batch.concat(self._passes.each(parts, ("",), logprobs_of))["logprobs"]
@@ -480,14 +491,67 @@ class Model(StoredModel):
 
     def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
         """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
-        check_borders(self, batch, self._columns)
+        if not self.has_checked_borders and "position_ids" in batch and "input_ids" in batch:
+            self.has_checked_borders = True  # at first, because the check computes on packed texts, too
+            of = value_columns if self.head == "score" else logprob_columns
+            dtype = self.compute_dtype or self.dtype
+            check_borders(self.module, dtype, lambda one: self._columns(one, of))
         if self.micro_batch_tokens:
             limit, texts = self.micro_batch_tokens, prefixes or self._prefixes
-            parts = micro_batches.by_tokens(batch, limit, texts, self._data_ranks)
+            parts = by_tokens(batch, limit, texts, self._data_ranks)
         else:
             stages = self.sizes.pp * self.sizes.vpp
             parts = self.micro_batches(batch, self.micro_batch or max(1, -(-batch.most // stages)))
         return list(parts) or [batch]
+
+    # Weights
+
+    @cached_property
+    def _disk(self) -> DiskFormat:
+        return DiskFormat(self.module.config, self.head, self.dtype)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the names and the shards of the weights, as the files of the model have them: one weight for
+        each expert, where transformers fuses experts in memory. The adapter, if there is one, is merged into
+        the weights. All ranks iterate together."""
+        self._parity.sent(self.step, self._label_logprobs)
+        return stored_weights(self._disk, weights.merged_weights(self.module))
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the tensors of `stream` into the weights. The names are those of `weights`. Each tensor is
+        whole or the shard of this rank. Raises `ModelError` for an unknown name or another shape."""
+        own = weights.held(self.module).items()
+        load_stored(self._disk, {peft_api.plain_name(name): tensor for name, tensor in own}, stream)
+
+    def adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the names and the shards of the adapter's parameters. The names are those in the files of
+        peft."""
+        self._parity.sent(self.step, self._label_logprobs)
+        return weights.adapter_of(self.module)
+
+    def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the tensors of `stream` into the adapter's parameters. Each tensor is whole or the shard of
+        this rank. Raises `ModelError` for an unknown name or another shape."""
+        weights.copy_named(dict(weights.adapter_of(self.module)), stream)
+
+    @endpoint(collect="none")
+    def export(self, folder: str | Path | None = None, file_bytes: int = FILE_BYTES) -> None:
+        """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
+        load.
+
+        The default of `folder` is `exports/step-N` in the run directory, or `exports/NAME/step-N` if a run
+        exports several components. All ranks call this method together,
+        and each of them writes a part of the files. A file has at most `file_bytes`, or one tensor. No rank
+        holds more than one file and one whole tensor.
+        """
+        path = Path(folder) if folder else self.run_dir / self.place.exports / f"step-{self.step}"
+        shapes, tensors = weights.outlines(self.module), weights.merged_weights(self.module)
+        if self.mesh.size("pp") > 1:
+            names = [*weights.outlines(outline(self.module.config, self.head))]
+            pp = self.collective("pp")
+            shapes, owners = outlines_of_all(shapes, names, pp)
+            tensors = tensors_of_all(tensors, shapes, owners, pp)
+        export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
 
     # Checkpoints
 

@@ -1,17 +1,21 @@
-"""The outputs of a model that a loss can use. Their names are those of `meshctl.losses`."""
+"""The outputs of a model for the texts of a batch, as inputs of a loss and as the columns that endpoints
+return. The names of inputs are those of `meshctl.losses`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import Texts
+from meshctl.hf.texts import Texts, aligned, as_column, is_aligned
 from meshctl.labels import IGNORED
 from meshctl.losses.logprobs import token_logprobs
+from meshctl.runtime.batch.batch import Batch, Column
 
 REF = "ref_"
 SIDES = ("chosen_", "rejected_")
@@ -201,3 +205,85 @@ def output_of(name: str) -> tuple[bool, int, str] | None:
     """
     plain = name.removeprefix(REF)
     return (plain != name, *INPUTS[plain]) if plain in INPUTS else None
+
+
+OfTexts = Callable[[Outputs, str], Iterator[tuple[str, Column]]]
+"""A function of a model's outputs and the prefix of the texts' columns. It yields the name and the values of
+each column."""
+
+
+def logprob_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
+    if prefix:
+        yield "logprobs", outputs.sequence_logprobs.cpu()
+        return
+    yield "logprobs", as_column(outputs.token_logprobs, outputs.texts)
+
+
+def reference_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
+    yield from logprob_columns(outputs, prefix)
+    if not prefix and outputs.texts.position_ids is None:
+        yield "sequence_logprobs", outputs.sequence_logprobs.cpu()
+
+
+def teacher_columns(outputs: Outputs, prefix: str, top: int | None) -> Iterator[tuple[str, Column]]:
+    """Yields the columns of `logprobs`, and those of the `top` likeliest tokens at each label."""
+    yield from logprob_columns(outputs, prefix)
+    if top is None or prefix:
+        return
+    ids, values_of_ids = outputs.likeliest(top)
+    yield "top_ids", as_column(ids.to(torch.int32), outputs.texts)
+    yield "top_logprobs", as_column(values_of_ids, outputs.texts)
+
+
+def value_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
+    yield "values", outputs.texts.ragged(outputs.values)
+
+
+def score_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
+    yield "scores", outputs.scores.cpu()
+
+
+def renamed(prefix: str, batch: Batch) -> Batch:
+    """Returns a batch whose columns have `prefix` before their names."""
+    named = {f"{prefix}{name}": batch[name] for name in batch.names}
+    return Batch(named, ids=batch.known_ids, group_depth=batch.group_depth)
+
+
+Reference = Callable[[], list[Outputs]]
+AT_IDS = {"top_logprobs": "teacher_top_ids"}
+"""Input -> the column with the tokens whose log-probabilities it has."""
+
+
+def inputs_of(
+    names: Iterable[str], batch: Batch, own: list[Outputs], reference: Reference | None
+) -> dict[str, Any]:
+    """Returns the inputs `names` of a loss, and the input `nothing`. A name that neither the batch nor the
+    model has is left out.
+
+    `own` are the outputs of the model for each side of the texts. `reference` computes those of the reference
+    model, and is called at most once; None if the model has none.
+    """
+    texts = own[0].texts
+    found: dict[str, Any] = {"nothing": own[0].nothing}
+    of_reference: list[Outputs] = []
+    for name in names:
+        wanted = output_of(name)
+        if name in AT_IDS and AT_IDS[name] in batch:
+            found[name] = own[0].top_logprobs(aligned(batch, AT_IDS[name], texts))
+        elif name in batch and (wanted is None or wanted[0]):  # a column has no gradient, an output has one
+            found[name] = _column(batch, name, texts)
+        elif wanted is not None and not wanted[0]:
+            found[name] = own[wanted[1]].get(wanted[2])
+        elif wanted is not None and reference is not None:
+            of_reference = of_reference or reference()
+            found[name] = of_reference[wanted[1]].get(wanted[2])
+    return found
+
+
+def _column(batch: Batch, name: str, texts: Texts) -> Any:
+    """Returns a column: `[tokens]` if it has a value for each token; any other tensor on the device of the
+    texts; other columns as they are."""
+    if is_aligned(batch, name, texts):
+        return aligned(batch, name, texts).flatten(0, 1)
+    column = batch[name]
+    return column.to(texts.input_ids.device) if isinstance(column, Tensor) else column

@@ -5,9 +5,9 @@ sent the sampler its weights.
     sampler.sample             --@version 7-->  actor.update
 
 If no update has changed the weights since then, the first forward pass of the update computes the same
-log-probabilities as the sampler, up to rounding. Otherwise, `held_answers` compares a few answers. A larger
-difference means that the sampler is not the actor: other weights, another temperature, another template, or a
-kernel that is wrong.
+log-probabilities as the sampler, up to rounding. Otherwise, the scores of a few held answers are compared
+(`meshctl.data.samplers`). A larger difference means that the sampler is not the actor: other weights, another
+temperature, another template, or a kernel that is wrong.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from meshctl.data.held_answers import Score
+from meshctl.data.samplers import IDS, LABELS, LOGPROBS, Score
 from meshctl.hf.errors import ModelError
-from meshctl.hf.held_answers import HeldByActor
 from meshctl.hf.outputs import Outputs
-from meshctl.hf.token_columns import aligned
+from meshctl.hf.texts import aligned
 from meshctl.labels import IGNORED
-from meshctl.runtime.batch.batch import MARK, Batch
+from meshctl.runtime.batch.batch import MARK, Batch, Ragged
 from meshctl.runtime.collectives.collective import Collective
 
 MODES = ("warn", "error", "off")
@@ -36,6 +35,10 @@ MAX_MEAN_NATS = 0.1
 STEPS_KEPT = 1000
 UNKNOWN = -1
 """The lag of samples whose weights this model has not sent."""
+VERSIONS_KEPT = 64
+"""The number of versions of the weights whose scores an actor keeps."""
+Key = tuple[int, ...]
+"""The tokens of a text, followed by its labels."""
 log = logging.getLogger(__name__)
 
 
@@ -65,6 +68,50 @@ class SentWeights:
         return torch.tensor(
             [UNKNOWN if one is None else self._changes - one for one in at], dtype=torch.int64
         )
+
+
+class HeldByActor:
+    """The held answers that a rank of an actor has received, and their scores with the weights that it has
+    sent."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        """True if the samples of a batch had the marks. This is the same on all ranks."""
+        self._texts: dict[Key, tuple[Tensor, Tensor]] = {}
+        self._scores: dict[int, dict[Key, Tensor]] = {}
+        """Version of the weights -> the score of each text."""
+
+    def sent(self, step: int, score: Score) -> None:
+        """Scores the held answers with the weights that are sent in `step`. All ranks call this together."""
+        if not self.is_on:
+            return
+        ids, labels = zip(*self._texts.values(), strict=True) if self._texts else ((), ())
+        columns = (Ragged.of(one, torch.int64) for one in (ids, labels))
+        texts = Batch(dict(zip(("input_ids", "labels"), columns, strict=True)), ids=torch.arange(len(ids)))
+        self._scores.pop(step, None)
+        self._scores[step] = dict(zip(self._texts, score(texts).rows(), strict=True))
+        if len(self._scores) > VERSIONS_KEPT:
+            del self._scores[next(iter(self._scores))]
+
+    def differences(self, batch: Batch, versions: Tensor) -> Tensor:
+        """Returns float64 `[tokens]`: the differences between the scores of the sampler and those of this
+        model, for the labels of the held answers of a batch. `versions` are those of its samples. New answers
+        are held from now on."""
+        if IDS not in batch.columns:
+            return torch.zeros(0, dtype=torch.float64)
+        self.is_on, found = True, [torch.zeros(0, dtype=torch.float64)]
+        columns = [batch.columns[name] for name in (IDS, LABELS, LOGPROBS)]
+        rows = zip(*(column.rows() for column in columns if isinstance(column, Ragged)), strict=True)
+        for (ids, labels, logprobs), version in zip(rows, versions.tolist(), strict=True):
+            if not len(ids):
+                continue
+            key = (*ids.tolist(), *labels.tolist())
+            own = self._scores.get(version, {}).get(key)
+            if own is not None:
+                is_label = labels[1:] != IGNORED
+                found.append((own.double() - logprobs.double()).abs()[1:][is_label])
+            self._texts.setdefault(key, (ids.clone(), labels.clone()))
+        return torch.cat(found)
 
 
 class Differences:

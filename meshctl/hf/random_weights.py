@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.hf import peft_api, transformers_api
-from meshctl.hf.pipeline.stage_parts import listed_names
 from meshctl.hf.sharding import local_of, part_of
+from meshctl.hf.stages import listed_names
 
 
 def new_model(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.hf.errors import ModelError
-from meshctl.hf.sizes import Sizes
+from meshctl.hf.options import Sizes
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective

@@ -17,28 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
-from meshctl.data.held_answers import HeldBySampler
-from meshctl.data.prompt_limits import PromptLimits
-from meshctl.data.tokenizer import Tokenizer
+from meshctl.data.samplers import Answer, AnswerSampler, PromptLimits
 from meshctl.hf import transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.checks import SAMPLER
-from meshctl.hf.decoding import Decoder, Stop
-from meshctl.hf.dtypes import dtype_of
+from meshctl.hf.decoding import Decoder, Sampling, Stop, stream_keys, uniforms
 from meshctl.hf.errors import ModelError
-from meshctl.hf.rollouts import Rollouts
-from meshctl.hf.sampling import Sampling, stream_keys, uniforms
-from meshctl.hf.stored_weights import load_stored, stored_weights
-from meshctl.hf.texts import texts_of
-from meshctl.hf.token_columns import as_column
-from meshctl.hf.transformers_api import DiskFormat
-from meshctl.hf.transformers_cache import check_cache
+from meshctl.hf.options import dtype_of
+from meshctl.hf.texts import as_column, texts_of
+from meshctl.hf.transformers_api import DiskFormat, check_cache
+from meshctl.hf.weights import load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.component import Component, endpoint
 
 
-class Sampler(Component):
+class Sampler(AnswerSampler):
     """Generates answers to prompts."""
 
     EXTRA = "hf"
@@ -96,15 +89,11 @@ class Sampler(Component):
         self.stop_tokens = [one for one in stop if not isinstance(one, str)]
         self.stop_texts = tuple(one for one in stop if isinstance(one, str))
         self.batch_size, self.max_batch_tokens = batch_size, max_batch_tokens
-        self._held = HeldBySampler()
+        self.logprobs_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
 
     def setup(self) -> None:
         check_cache(self.module)
         self.decoder  # noqa: B018
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.tokenizer_name)
 
     @cached_property
     def module(self) -> nn.Module:
@@ -124,58 +113,23 @@ class Sampler(Component):
 
     @cached_property
     def decoder(self) -> Decoder:
-        ends = {*self.stop_tokens, *self._ends_of_model()}
-        if self.tokenizer.end_token is not None:
-            ends.add(self.tokenizer.end_token)
+        ends = self._end_tokens(self.stop_tokens, lambda: transformers_api.end_tokens(self.module))
         stop = Stop(frozenset(ends), self.stop_texts, self.tokenizer.decode_rows)
         return Decoder(self.module, self.sampling, stop, self.max_new_tokens)
 
-    def _ends_of_model(self) -> list[int]:
-        """Returns the end tokens of the model. A config of values has those of its architecture's first
-        model if it names none, and they belong to another tokenizer."""
-        is_stated = isinstance(self.model, str) or "eos_token_id" in {**self.model, **self.config}
-        return transformers_api.end_tokens(self.module) if is_stated else []
-
     # Sampling
 
-    @endpoint
-    def sample(self, batch: Batch) -> Batch:
-        """Returns `group_size` answers to each prompt, as children of the prompt's sample.
-
-        The prompts are the ragged int64 column `prompt_ids`. All columns are kept, and these are added:
-
-            input_ids         ragged int64     prompt and answer, with the token that ended the answer
-            labels            ragged int64     the answer's tokens, and -100 in the prompt
-            sampled_logprobs  ragged           log-probability of each token of the answer, 0 in the prompt
-            response          list of texts    the answer without special tokens
-            finish_reason     list of texts    `stop`, or `length` for an answer of `max_new_tokens`
-
-        The log-probabilities are those of the distribution from which the tokens were drawn: after
-        temperature, `top_k` and `top_p`. With temperature 0 they are those of the model at temperature 1.
-        Their dtype is float32, or float64 for a model in float64. Raises `ModelError` for prompts that do not
-        fit, with the ids of their samples.
-        """
-        prompts = self.limits.prompts_of(batch)
-        repeated = batch.repeat(self.group_size)
-        owners = [row // self.group_size for row in range(len(repeated))]
+    def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
+        owners = [row // self.group_size for row in range(len(samples))]
         words = (self.seed, self.place.name, self.step)
-        random = uniforms(stream_keys(words, repeated.ids), self.max_new_tokens)
-        is_double = self.dtype == torch.float64
-        found = Rollouts([prompts[owner] for owner in owners], torch.float64 if is_double else torch.float32)
+        random = uniforms(stream_keys(words, samples.ids), self.max_new_tokens)
+        found: dict[int, Answer] = {}
         for rows in self._generated_together([len(prompts[owner]) for owner in owners]):
             own = sorted({owners[row] for row in rows})
             places = [own.index(owners[row]) for row in rows]
             answers = self.decoder.answers([prompts[owner] for owner in own], places, random[rows])
-            found.add(rows, answers)
-        if owners:
-            self.log(found.metrics(), weight=len(owners))
-        texts = self.tokenizer.decode_rows(found.answers, is_plain=True)
-        added = {**found.columns(), "response": texts}
-        # The tokens come first, because the first ragged column determines the lengths of samples.
-        names = [*added, *(name for name in repeated.names if name not in added)]
-        result = repeated.with_columns(**added).select(*names)
-        held = self._held.marks(result, self.place.version, self.step, self._scores)
-        return result.with_columns(**held)
+            found |= dict(zip(rows, answers, strict=True))
+        return [found[row] for row in range(len(samples))]
 
     @torch.no_grad()
     def _scores(self, texts: Batch) -> Ragged:

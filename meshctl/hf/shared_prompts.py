@@ -20,7 +20,7 @@ from meshctl.hf.decoding import padded_left
 from meshctl.hf.errors import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
-from meshctl.hf.transformers_cache import CachedForward
+from meshctl.hf.transformers_api import CachedForward
 from meshctl.labels import IGNORED
 
 

@@ -1,4 +1,5 @@
-"""The texts of a batch as the padded inputs of a model.
+"""The texts of a batch as the padded inputs of a model, and the columns with a value for each of their
+tokens.
 
     column          content, one row for each sample
     input_ids       tokens
@@ -7,6 +8,10 @@
 
 Rows are padded at their end. Attention is causal, so no real token sees the padding, and no mask is needed.
 Texts of a packed row do not attend to each other: transformers finds their borders in the positions.
+
+Losses and advantages take the values of tokens aligned with labels, `[samples, longest - 1]`. The value of a
+label stands at its own token in the ragged column, except that of `values`: a critic gives the value of the
+text up to a token, and the one before the label is at the token before.
 """
 
 from __future__ import annotations
@@ -157,3 +162,57 @@ def _positions(positions: Ragged, ids: Ragged, longest: int) -> Tensor:
     place = torch.arange(padded.shape[1])
     last = padded.gather(1, (lengths - 1).clamp(min=0))
     return torch.where(place < lengths, padded, last + place - lengths + 1)
+
+
+BEFORE_LABEL = "values"
+OF_SAMPLES = "advantages"
+"""A column that may have one value for each sample, which counts for all of its tokens."""
+OF_TOKENS = (
+    "old_logprobs",
+    "sampled_logprobs",
+    "ref_logprobs",
+    "teacher_logprobs",
+    "teacher_top_logprobs",
+    "teacher_top_ids",
+    "values",
+    "returns",
+    "advantages",
+)
+
+
+def aligned(batch: Batch, name: str, texts: Texts) -> Tensor:
+    """Returns the column `name` as `[samples, longest - 1, ...]` on the device of the texts: one value for
+    each label, and 0 in the padding. Raises `ModelError` if the column has other lengths than the texts."""
+    column = batch[name]
+    longest, device = texts.input_ids.shape[1], texts.input_ids.device
+    if name == OF_SAMPLES and isinstance(column, Tensor) and column.ndim == 1:
+        by_sample = column.to(device)[:, None]
+        return by_sample.expand(len(column), longest - 1)
+    if not is_of_tokens(column, texts):
+        raise ModelError(f"column `{name}` must have one value for each token of `input_ids`")
+    if not len(column):
+        return torch.zeros(
+            (0, longest - 1, *column.values.shape[1:]), dtype=column.values.dtype, device=device
+        )
+    padded: Tensor = column.padded().to(device)
+    return padded[:, :-1] if name == BEFORE_LABEL else padded[:, 1:]
+
+
+def is_of_tokens(column: object, texts: Texts) -> bool:
+    """Returns whether a column has a value for each token of the texts."""
+    return isinstance(column, Ragged) and torch.equal(column.lengths.cpu(), texts.lengths)
+
+
+def is_aligned(batch: Batch, name: str, texts: Texts) -> bool:
+    """Returns whether losses and advantages take a column by token: each of `OF_TOKENS`, and ragged columns
+    of floats with a value for each token."""
+    column = batch[name]
+    is_float = isinstance(column, Ragged) and column.values.is_floating_point()
+    return name in OF_TOKENS or (is_float and is_of_tokens(column, texts))
+
+
+def as_column(values: Tensor, texts: Texts) -> Ragged:
+    """Returns a ragged column whose aligned values are `values`, `[samples, longest - 1, ...]`. The first
+    token of a text has the value 0."""
+    first = values.new_zeros((len(values), 1, *values.shape[2:]))
+    return texts.ragged(torch.cat([first, values], 1))

@@ -7,40 +7,29 @@ squared norms, and one factor turns the gradients into those of the mean over al
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 
-from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
-from meshctl.hf.optimizer import load_state, state_of
-from meshctl.hf.pipeline.stage_parts import copies_of_first_stage, shared_by_stages
-from meshctl.hf.sharding import in_blocks, local_of, squared_norm
-from meshctl.hf.sizes import Sizes
+from meshctl.hf.errors import ModelError
+from meshctl.hf.options import Sizes
+from meshctl.hf.sharding import in_blocks, local_of, placed_like, squared_norm
+from meshctl.hf.stages import copies_of_first_stage, shared_by_stages
+from meshctl.hf.transformers_api import make_schedule
 from meshctl.hf.weights import copy_named
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective
-
-
-@dataclass(frozen=True)
-class GlobalSums:
-    """Losses of all data ranks, summed over their units."""
-
-    total: float
-    count: float
-    metrics: Mapping[str, float]
-
-    def means(self) -> dict[str, float]:
-        """Returns the mean of the loss, as `loss`, and the means of the metrics over the units. They are 0
-        without units."""
-        sums = {"loss": self.total, **self.metrics}
-        return {name: value / self.count if self.count else 0.0 for name, value in sums.items()}
 
 
 class Sums:
@@ -57,20 +46,26 @@ class Sums:
         for name, value in loss.metrics.items():
             self._metrics[name] = self._metrics.get(name, 0.0) + _number(value)
 
-    def over_ranks(self, world: Collective, peers: int, *further: Tensor) -> tuple[GlobalSums, list[float]]:
-        """Returns the sums over all data ranks, and the sums of the 0-dim tensors `further` over all ranks.
+    def over_ranks(
+        self, world: Collective, peers: int, *further: Tensor
+    ) -> tuple[dict[str, float], float, list[float]]:
+        """Returns the means over the units of all data ranks of the loss, as `loss`, and of the metrics; the
+        number of units; and the sums of the 0-dim tensors `further` over all ranks. The means are 0 without
+        units.
 
         The function makes one all-reduce over `world`, which all ranks call. The `peers` ranks of a data rank
         have the same sums, so each of them adds 1/`peers` of its own. All ranks have metrics of the same
         names.
         """
         names = sorted(self._metrics)
-        own = [self._total, self._count, *(self._metrics[name] for name in names)]
+        own = [self._count, self._total, *(self._metrics[name] for name in names)]
         numbers = [*(value / peers for value in own), *map(_number, further)]
         summed = world.all_reduce(torch.stack([value.to(world.device) for value in numbers]))
-        total, count, *rest = summed.tolist()
-        metrics = dict(zip(names, rest, strict=False))
-        return GlobalSums(total, count, metrics), rest[len(names) :]
+        count, *rest = summed.tolist()
+        means = {
+            name: value / count if count else 0.0 for name, value in zip(("loss", *names), rest, strict=False)
+        }
+        return means, count, rest[len(names) + 1 :]
 
 
 def _number(value: Tensor) -> Tensor:
@@ -139,20 +134,20 @@ class Trainer:
         grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
         counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
         squared = squared_norm(counted, self._world.size // self._sizes.pp)
-        sums, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
+        means, units, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
         self._sums = Sums()
-        mean = self._sizes.averaged / sums.count if sums.count else 0.0
+        mean = self._sizes.averaged / units if units else 0.0
         norm = squared_sum**0.5 * mean
         lr = self.optimizer.param_groups[0]["lr"]
-        is_finite = all(torch.isfinite(torch.tensor([norm, sums.total])).tolist())
-        if is_finite and sums.count:
+        is_finite = isfinite(norm) and isfinite(means["loss"])
+        if is_finite and units:
             self._apply(grads, mean, norm)
         else:
             self.skipped += 1
         self.optimizer.zero_grad()
         self.updates += 1
-        found = {"grad_norm": norm, "lr": float(lr), "units": sums.count, "skipped": float(self.skipped)}
-        return {**sums.means(), **found}
+        found = {"grad_norm": norm, "lr": float(lr), "units": units, "skipped": float(self.skipped)}
+        return {**means, **found}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint has of the model: `hf.Model.state_dict`."""
@@ -194,3 +189,116 @@ class Trainer:
             torch._foreach_mul_([local_of(grad) for grad in grads], mean * clipped)
         self.optimizer.step()
         self.schedule.step()
+
+
+UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""The classes of torch.optim whose steps need more than dense gradients."""
+ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""The schedules without an end."""
+
+
+def make_optimizer(
+    name: str, named: Sequence[tuple[str, nn.Parameter]], options: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Creates an optimizer of the parameters in `named`. `name` is a class of `torch.optim` or the dotted
+    path of a class, and `options` are its arguments.
+
+    Plain parameters form one parameter group, and the DTensors of each mesh form another. An operation on
+    many tensors (`foreach`) cannot mix them. Raises `ModelError` for an unknown name or option, and if there
+    are no parameters.
+    """
+    kind = _class(name)
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for _, parameter in named:
+        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(key, []).append(parameter)
+    if not groups:
+        raise ModelError("the model has no parameter that is trained")
+    try:
+        return kind([{"params": group} for group in groups.values()], **options)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"optimizer `{name}`: {error}") from error
+
+
+def make_lr_schedule(given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
+    """Creates a learning-rate schedule of transformers from `given`.
+
+    The keys of `given` are `name` (such as `cosine` or `linear`; default `constant`), `warmup` and `steps`
+    (in updates), and further options of the schedule. Raises `ModelError` for an unknown schedule or option.
+    """
+    options = {"name": "constant", **given}
+    name, warmup, steps = options.pop("name"), options.pop("warmup", 0), options.pop("steps", None)
+    if warmup and name == "constant":
+        name = "constant_with_warmup"
+    if name not in ENDLESS and steps is None:
+        raise ModelError(f"`schedule` {name} needs `steps`, the number of updates after which it ends")
+    if name in ENDLESS[:2] and options:
+        raise ModelError(f"`schedule` {name} has no option `{next(iter(options))}`")
+    try:
+        made = make_schedule(name, optimizer, warmup, steps, scheduler_specific_kwargs=options)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"`schedule` {name}: {error}") from error
+    if not isinstance(made, LambdaLR):
+        raise ModelError(f"`schedule` {name} does not follow from the number of updates")
+    return made
+
+
+def _class(name: str) -> type[torch.optim.Optimizer]:
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module or "torch.optim"), attribute, None)
+    except ModuleNotFoundError as error:
+        raise ModelError(f"optimizer `{name}`: {error}") from None
+    is_unfit = module in ("", "torch.optim") and attribute in UNFIT
+    if is_unfit or not isinstance(found, type) or not issubclass(found, torch.optim.Optimizer):
+        raise ModelError(
+            f"optimizer `{name}` is neither a class of torch.optim that needs gradients alone nor the dotted "
+            "path of an optimizer"
+        )
+    return found
+
+
+def state_of(
+    optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, nn.Parameter]]
+) -> dict[str, dict[str, Any]]:
+    """Returns the optimizer's state: name of a parameter -> its state. The names are the same in every
+    layout.
+
+    If the optimizer has no state yet, this function creates the state by a step with gradients of 0 and a
+    learning rate of 0. A checkpoint can then be loaded into the tensors of this state.
+    """
+    if not optimizer.state:
+        _make_state(optimizer)
+    return {name: _in_blocks(optimizer.state[parameter]) for name, parameter in named}
+
+
+def _in_blocks(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: in_blocks(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"].zero_()
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer,
+    named: Sequence[tuple[str, nn.Parameter]],
+    saved: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Replaces the optimizer's state by `saved`, a result of `state_of`. The layout may be another one."""
+    for name, parameter in named:
+        optimizer.state[parameter] = {
+            key: placed_like(value, parameter) if isinstance(value, Tensor) else value
+            for key, value in saved[name].items()
+        }

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from meshctl.on_use import on_use
 
 if TYPE_CHECKING:
-    from meshctl.vllm.errors import SamplerError as SamplerError
+    from meshctl.vllm.options import SamplerError as SamplerError
     from meshctl.vllm.sampler import Sampler as Sampler
 
 __all__ = ["Sampler", "SamplerError"]
-__getattr__ = on_use(__name__, {"SamplerError": "errors", "Sampler": "sampler"})
+__getattr__ = on_use(__name__, {"SamplerError": "options", "Sampler": "sampler"})

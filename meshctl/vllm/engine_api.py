@@ -25,9 +25,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from meshctl.vllm.errors import SamplerError
-from meshctl.vllm.models import model_folder
-from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
+from meshctl.data.samplers import Answer
+from meshctl.vllm.environment import model_folder
+from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling
 
 BACKEND = "meshctl"
 """The name under which `Transfer` is registered."""

@@ -1,4 +1,4 @@
-"""The arguments of an engine of vLLM and of its requests, as plain data."""
+"""The arguments of an engine of vLLM and of its requests, as plain data, and their error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import field
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.vllm.errors import SamplerError
+from meshctl.runtime.component import ComponentError
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+class SamplerError(ComponentError):
+    """Raised if the engine, the model, the layout or a batch does not support what the arguments require."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +67,3 @@ class Request:
 
     prompt: Sequence[int]
     seed: int
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one prompt."""
-
-    tokens: Sequence[int]
-    """The sampled tokens, the end token included."""
-    logprobs: Sequence[float]
-    """The log-probability of each sampled token in the distribution from which it was drawn."""
-    finish_reason: str
-    """`stop`, or `length` if the answer has the maximum number of tokens."""
-    versions: Sequence[str] = ()
-    """The versions of the weights that sampled the tokens."""

@@ -11,7 +11,8 @@ The ranks of a tp group are one engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,21 +21,15 @@ import torch
 from torch import Tensor
 
 from meshctl.argument_limits import check_arguments
-from meshctl.data.held_answers import HeldBySampler
-from meshctl.data.prompt_limits import PromptLimits
-from meshctl.data.tokenizer import Tokenizer
+from meshctl.data.samplers import Answer, AnswerSampler, HeldBySampler, PromptLimits
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
-from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.extras import extra
 from meshctl.vllm import environment
-from meshctl.vllm.answers import with_answers
 from meshctl.vllm.checks import SAMPLER
-from meshctl.vllm.errors import SamplerError
-from meshctl.vllm.models import tokenizer_folder
-from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
-from meshctl.vllm.updates import chunks, with_tied_head
+from meshctl.vllm.environment import tokenizer_folder
+from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling
 
 if TYPE_CHECKING:
     from meshctl.vllm.engine_api import Engine
@@ -45,9 +40,15 @@ memory."""
 FINISHED = ("stop", "length")
 WEIGHTS = "weights"
 """The part of an engine's memory that a sync needs."""
+Weights = Iterable[tuple[str, Tensor]]
+CHUNK_BYTES = 16 << 20
+"""Minimum size in bytes of the tensors that the engine loads in one call."""
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+"""The ends of the names of an embedding in a file of weights."""
+HEAD = "lm_head.weight"
 
 
-class Sampler(Component):
+class Sampler(AnswerSampler):
     """Generates answers to prompts with an engine of vLLM."""
 
     EXTRA = "vllm"
@@ -101,9 +102,10 @@ class Sampler(Component):
         tokens = tuple(one for one in stop if not isinstance(one, str))
         texts = tuple(one for one in stop if isinstance(one, str))
         self.sampling = Sampling(max_new_tokens, temperature, top_p, top_k, tokens, texts)
+        self.model, self.config = model, dict(config or {})
         self.options = EngineOptions(
             model,
-            config=dict(config or {}),
+            config=self.config,
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
             can_sleep=sleep,
@@ -116,10 +118,6 @@ class Sampler(Component):
 
     def setup(self) -> None:
         self.engine  # noqa: B018
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.tokenizer_name)
 
     @cached_property
     def engine(self) -> Engine:
@@ -165,46 +163,19 @@ class Sampler(Component):
 
     # Sampling
 
-    @endpoint
-    def sample(self, batch: Batch) -> Batch:
-        """Returns `group_size` answers to each prompt, as children of the prompt's sample.
-
-        The prompts are the ragged int64 column `prompt_ids`. All columns are kept, and these are added:
-
-            input_ids         ragged int64     prompt and answer, with the token that ended the answer
-            labels            ragged int64     the answer's tokens, and -100 in the prompt
-            sampled_logprobs  ragged float32   log-probability of each token of the answer, 0 in the prompt
-            response          list of texts    the answer without special tokens
-            finish_reason     list of texts    `stop`, or `length` for an answer of `max_new_tokens`
-
-        The log-probabilities are those of the distribution from which the tokens were drawn: after
-        temperature, `top_k` and `top_p`. With temperature 0 they are those of the model at temperature 1.
-        An answer depends on the weights, the prompt, the recipe's seed, the step and the id of its sample.
-        Raises `SamplerError` for prompts that do not fit, with the ids of their samples.
-        """
-        self._limits.prompts_of(batch)
-        repeated = batch.repeat(self.group_size)
-        prompts = [row.tolist() for row in repeated["prompt_ids"].rows()]
-        seeds = [self._seed_of(one) for one in repeated.ids.tolist()]
-        requests = [Request(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
-        self._wake()
-        answers = self.engine.generate(requests, self._complete_sampling) if requests else []
-        self._check_answers(answers, repeated)
-        result = with_answers(repeated, answers, self.tokenizer)
-        held = (
-            self._held.marks(result, self.place.version, self.step, self._scores) if self._can_score else {}
-        )
-        self._sleep()
-        self._log(answers)
-        return result.with_columns(**held)
-
-    @property
-    def _can_score(self) -> bool:
-        """True if the engine can compute the log-probabilities of given answers. It ignores temperature."""
-        return self.sampling.temperature in (0, 1)
+    def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
+        rows = [row.tolist() for row in samples["prompt_ids"].rows()]
+        seeds = [self._seed_of(one) for one in samples.ids.tolist()]
+        requests = [Request(prompt, seed) for prompt, seed in zip(rows, seeds, strict=True)]
+        answers = self.engine.generate(requests, self._complete_sampling)
+        self._check_answers(answers, samples)
+        return answers
 
     @cached_property
-    def _held(self) -> HeldBySampler:
+    def _held(self) -> HeldBySampler | None:
+        """The held answers; None with another temperature, which the engine ignores where it scores."""
+        if self.sampling.temperature not in (0, 1):
+            return None
         return HeldBySampler(max_tokens=self.engine.max_length - 1)  # the engine generates one more
 
     def _scores(self, texts: Batch) -> Ragged:
@@ -216,22 +187,16 @@ class Sampler(Component):
 
     @cached_property
     def _complete_sampling(self) -> Sampling:
-        """The arguments of sampling, with the end tokens of the tokenizer and of the model. A config of
-        values has those of its architecture's first model if it names none, and they belong to another
-        tokenizer."""
-        model, config = self.options.model, self.options.config
-        is_stated = isinstance(model, str) or "eos_token_id" in {**model, **config}
-        ends = {*self.sampling.stop_tokens, *(self.engine.end_tokens if is_stated else ())}
-        if self.tokenizer.end_token is not None:
-            ends.add(self.tokenizer.end_token)
-        return replace(self.sampling, stop_tokens=tuple(sorted(ends)))
+        """The arguments of sampling, with all end tokens."""
+        ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
+        return replace(self.sampling, stop_tokens=tuple(ends))
 
     def _seed_of(self, sample: Sequence[int]) -> int:
         words = repr((self.seed, self.place.name, self.step, *sample)).encode()
         return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 1
 
     @cached_property
-    def _limits(self) -> PromptLimits:
+    def limits(self) -> PromptLimits:
         engine = self.engine
         return PromptLimits(
             engine.vocabulary_size, engine.max_length, self.sampling.max_new_tokens, SamplerError
@@ -246,12 +211,6 @@ class Sampler(Component):
             raise SamplerError(f"the engine ends samples {shown_ids(ids)} with `{reason}`")
         if self._version:
             self._check_version({version for one in answers for version in one.versions} or {self._version})
-
-    def _log(self, answers: Sequence[Answer]) -> None:
-        if answers:
-            count = len(answers)
-            cut = sum(one.finish_reason == "length" for one in answers) / count
-            self.log({"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}, weight=count)
 
     # Weights
 
@@ -284,7 +243,46 @@ class Sampler(Component):
             self.engine.wake(*parts)
             self._is_asleep = bool(parts)
 
-    def _sleep(self) -> None:
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        self._wake()
+        yield
         if self.options.can_sleep:
             self.engine.sleep()
             self._is_asleep = True
+
+
+def chunks(stream: Weights) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yields the tensors of `stream` in parts of about `CHUNK_BYTES`."""
+    part: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in stream:
+        part.append((name, tensor))
+        size += tensor.nbytes
+        if size >= CHUNK_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def with_tied_head(stream: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors of `stream`, and after the embedding the same tensor as the output layer.
+
+    The engine packs the output layer on its own and would keep the old one, although a file of a model with
+    tied weights has only the embedding. Raises `SamplerError` if the stream has neither.
+    """
+    has_head = False
+    for name, tensor in stream:
+        if name == HEAD and has_head:
+            continue
+        has_head = has_head or name == HEAD
+        yield name, tensor
+        if name.endswith(EMBEDDINGS) and not has_head:
+            has_head = True
+            yield HEAD, tensor
+    if not has_head:
+        raise SamplerError(
+            "the output layer of the model has the weights of its embedding, and the sync sends no tensor "
+            f"with a name that ends with {' or '.join(EMBEDDINGS)}"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.data.packing import joined, packed
+from meshctl.data.examples import joined, packed
 
 
 @given(st.lists(st.integers(1, 20), max_size=80))

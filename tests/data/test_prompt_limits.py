@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from meshctl import Batch
-from meshctl.data.prompt_limits import PromptLimits
+from meshctl.data.samplers import PromptLimits
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.runtime.component import ComponentError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
 from tests.hf.parity import CLIP, LR, MODELS, Trained
 
-PROMPTS, GROUP, STEPS = 4, 2, 4
+PROMPTS, GROUP, STEPS = 4, 2, 2
 KL, CLIP_RATIO, CAP = 0.1, 0.2, 2.0
 BY_TOKEN = ("old_logprobs", "sampled_logprobs", "ref_logprobs", "values", "teacher_logprobs")
 
@@ -64,6 +65,7 @@ def trained(model: Model) -> Trained:
     return found
 
 
+@cache
 def by_hand() -> Trained:
     """Trains with GRPO in one process, one answer at a time."""
     config = transformers_api.read_config(MODELS["llama"], "lm", {})

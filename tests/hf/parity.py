@@ -21,7 +21,7 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
 
-STEPS = examples(3, 5)
+STEPS = examples(2, 5)
 SAMPLES, LR, CLIP = 8, 1e-3, 0.5
 COMMON = {
     "vocab_size": 96,

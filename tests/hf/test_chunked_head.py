@@ -61,10 +61,9 @@ def test_log_probabilities_and_evaluation_are_those_without_chunks() -> None:
     assert len(chunked.logprobs(empty)) == 0 and float(chunked.loss(empty).count) == 0
 
 
-def test_a_compiled_model_and_checkpointed_activations_train_equally() -> None:
+def test_checkpointed_activations_train_equally() -> None:
     case = Case("llama", logits_chunk_tokens=8)
     expected = parity.by_hand(case.task)
-    parity.check_equal(parity.on_mesh(case, {}, compile={"backend": "eager"}), expected)
     parity.check_equal(parity.on_mesh(replace(case, activation_checkpointing=True), {}), expected)
 
 

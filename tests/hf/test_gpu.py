@@ -63,12 +63,6 @@ def test_the_benchmark_measures_on_gpus() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU")
-@pytest.mark.slow
-def test_the_benchmark_is_skipped_without_a_gpu() -> None:
-    line = benchmark()
-    assert line["skipped"] and line["value"] is None
-
-
 @pytest.mark.slow_suite
 def test_the_code_of_the_benchmark_runs_on_cpu_ranks() -> None:
     line = benchmark("--tiny")

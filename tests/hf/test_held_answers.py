@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from meshctl.data.held_answers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
-from meshctl.hf.held_answers import HeldByActor
+from meshctl.data.samplers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
+from meshctl.hf.parity import HeldByActor
 from meshctl.runtime.batch.batch import Batch, Ragged
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,17 +15,17 @@ from meshctl.hf import ModelError
 from meshctl.hf.building import Build, build
 from meshctl.hf.peft_api import Lora
 from meshctl.package import SHIPPED_TOKENIZERS
-from tests.command_server import Done, call
+from tests.command_server import Started, call
 from tests.engines.node.hub_server import HubServer, serving
 
 pytestmark = pytest.mark.slow
 
 RECIPE = """
 name: hub
-groups: {train: {ranks: 2, device_type: cpu}}
+groups: {train: {ranks: 1, device_type: cpu}}
 components:
-  chats: {_target_: meshctl.data.Chat, group: train, args: {path: chats.jsonl, tokenizer: some/tiny}}
-  actor: {_target_: meshctl.hf.Model, group: train, parallel: {fsdp_size: 2}, args: {model: some/tiny}}
+  chats: {_target_: meshctl.data.Chat, group: train, args: {path: some/chats, tokenizer: some/tiny}}
+  actor: {_target_: meshctl.hf.Model, group: train, args: {model: some/tiny}}
 pipeline:
   batch: {call: chats.next, samples: 2}
   metrics: {call: actor.update, in: batch}
@@ -62,50 +59,32 @@ def environ(folder: Path, hub: HubServer) -> dict[str, str]:
     return {"HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
 
 
-def launch(folder: Path, hub: HubServer, **more: str) -> Done:
-    return call(folder, "launch", "recipe.yaml", env={**environ(folder, hub), **more})
-
-
-def test_a_download_happens_once_and_then_needs_no_network(folder: Path, model: dict[str, bytes]) -> None:
+def test_a_download_happens_once_and_then_needs_no_network(
+    folder: Path, model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chats = (folder / "chats.jsonl").read_bytes()
-    (folder / "recipe.yaml").write_text(RECIPE.replace("path: chats.jsonl", "path: some/chats"))
     with serving({"some/tiny": model, "datasets/some/chats": {"train.jsonl": chats}}) as hub:
-        refused = launch(folder, hub, HF_HUB_OFFLINE="1")
-        assert refused.returncode == 4 and "HF_HUB_OFFLINE" in refused.stderr
-        assert not (folder / "runs").exists()
-        first = launch(folder, hub)
-        assert first.returncode == 0, first.stderr
-        assert "downloading some/tiny: begins" in first.stdout
-        assert "downloading some/chats: begins" in first.stdout
+        done = call(folder, "launch", "recipe.yaml", env=environ(folder, hub))
+        assert done.returncode == 0, done.stderr
+        assert "downloading some/tiny: begins" in done.stdout
+        assert "downloading some/chats: begins" in done.stdout
         assert hub.downloads("model.safetensors") == hub.downloads("tokenizer.json") == 1
         assert hub.downloads("train.jsonl") == 1
+        for name, value in environ(folder, hub).items():
+            monkeypatch.setenv(name, value)
         requests = len(hub.requests)
-        second = launch(folder, hub)
-        assert second.returncode == 0 and "downloading" not in second.stdout, second.stderr
+        build(Build("some/tiny"))
         assert len(hub.requests) == requests
 
 
-def test_a_failed_download_starts_no_worker(folder: Path) -> None:
-    with serving({}) as hub:
-        done = launch(folder, hub)
-    assert done.returncode == 4
-    [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "`some/tiny` of `actor` is not in the cache" in error and "Traceback" not in done.stderr
-    assert not list(folder.glob("runs/hub/*/events/train-*"))
-
-
 def test_a_signal_ends_a_download(folder: Path, model: dict[str, bytes]) -> None:
-    with serving({"some/tiny": model}) as hub:
+    with serving({"some/tiny": model, "datasets/some/chats": {}}) as hub:
         hub.may_send.clear()
-        command = [sys.executable, "-m", "meshctl", "launch", "recipe.yaml"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        running = subprocess.Popen(command, cwd=folder, **pipes, env={**os.environ, **environ(folder, hub)})
-        while not hub.downloads("model.safetensors"):
-            assert running.poll() is None
-            time.sleep(0.01)
-        running.send_signal(signal.SIGINT)
-        running.communicate()
-    assert running.returncode == 130
+        running = Started(folder, "launch", "recipe.yaml", **environ(folder, hub))
+        running.until("downloading some/tiny: begins")
+        os.kill(running.pid, signal.SIGINT)
+        code, output = running.end()
+    assert code == 130, output
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path, model: dict[str, bytes]) -> None:

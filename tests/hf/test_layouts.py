@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import Model, random_weights, transformers_api
+from meshctl.hf import Model, random_weights, transformers_api, weights
 from meshctl.hf.errors import ModelError
 from meshctl.hf.sharding import whole_of
 from meshctl.hf.texts import texts_of
@@ -27,13 +27,25 @@ SHARED = Path()
 """The folder of a world, set before its processes are forked."""
 DP, FSDP, TP = {"dp": 2}, {"fsdp": 2}, {"tp": 2}
 CP, ULYSSES, PP = {"cp": 2}, {"fsdp": 2, "ulysses": 2}, {"pp": 2}
+SEQUENCE = {"tp": 2, "sequence_parallel": True}
 TWO = (DP, FSDP, TP)
 RESUMED = {
-    Case("llama_tied"): ((DP, FSDP), (TP, DP), (PP, FSDP), (FSDP, PP)),
-    Case("qwen3", lora=True): ((FSDP, DP), (TP, FSDP), (CP, TP), (TP, PP)),
+    Case("llama_tied"): ((DP, TP), (PP, FSDP)),
+    Case("qwen3", lora=True): ((CP, TP), (TP, PP)),
     Case("qwen3_moe"): ((FSDP, TP),),
 }
 """Case -> pairs of the layout of a run, and the one in which it continues. `test_resume.py` has all pairs."""
+READ = {
+    "llama_tied": ((FSDP, None), (TP, LORA), (PP, LORA)),
+    "qwen3_moe": ((DP, None), (FSDP, LORA), (TP, None), (PP, None)),
+}
+"""Model -> the layouts and adapters with which its files are read."""
+
+
+def mesh(sizes: dict[str, Any]) -> DeviceMesh:
+    return DeviceMesh.from_sizes(
+        **{dim if dim == "sequence_parallel" else f"{dim}_size": size for dim, size in sizes.items()}
+    )
 
 
 def on(sizes: dict[str, int], case: Case, **arguments: Any) -> Model:
@@ -68,10 +80,13 @@ def checkpoints_resume_in_other_layouts(rank: int) -> None:
             other.load_state_dict(state)
             losses = train(other, case, range(2, parity.STEPS + 1))
             assert losses == parity.approx(expected.losses[1:], 1e-8), (first, second, losses)
+            merged = dict(whole_tensors(weights.merged_weights(other.module)))
+            for name, tensor in of_all_stages(other, merged).items():
+                torch.testing.assert_close(tensor, expected.weights[name], rtol=0, atol=1e-8)
 
 
 def models_are_read_from_files_as_shards(rank: int) -> None:
-    for name in ("llama_tied", "qwen3_moe"):
+    for name in READ:
         config = transformers_api.read_config(parity.MODELS[name], "lm", {})
         plain = random_weights.new_model(config, "lm", torch.float64, None, 3)
         folder = SHARED / name
@@ -79,24 +94,23 @@ def models_are_read_from_files_as_shards(rank: int) -> None:
             plain.save_pretrained(folder)
         dist.barrier()
         expected = load_file(folder / "model.safetensors")
-        for sizes in (*TWO, PP):
-            for lora in (None, LORA):
-                model = Model(str(folder), dtype="float64", lora=lora, experts="eager")
-                model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
-                model.setup()
-                found = of_all_stages(model, dict(whole_tensors(model.weights())))
-                assert found.keys() == expected.keys(), (sizes, found.keys() ^ expected.keys())
-                for key, tensor in found.items():
-                    assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
+        for sizes, lora in READ[name]:
+            model = Model(str(folder), dtype="float64", lora=lora, experts="eager")
+            model.use_mesh(mesh(sizes))
+            model.setup()
+            found = of_all_stages(model, dict(whole_tensors(model.weights())))
+            assert found.keys() == expected.keys(), (sizes, found.keys() ^ expected.keys())
+            for key, tensor in found.items():
+                assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
 
 
 def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
     """Of `models_are_read_from_files_as_shards`, whose files have no head `score`."""
     found = []
-    for sizes in TWO:
+    for sizes in (FSDP, TP):
         torch.manual_seed(rank)
         model = Model(str(SHARED / "qwen3_moe"), head="score", dtype="float64")
-        model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+        model.use_mesh(mesh(sizes))
         weight = whole_of(model.module.score.weight)  # type: ignore[union-attr, arg-type]
         found += [torch.empty_like(weight) for _ in range(2)]
         dist.all_gather(found[-2:], weight)
@@ -107,7 +121,7 @@ def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
 def exports_of_all_layouts_are_equal(rank: int) -> None:
     case = Case("qwen3", lora=True)
     expected = parity.by_hand(case).weights
-    for sizes in (*TWO, CP, PP):
+    for sizes in (FSDP, TP, PP):
         model = on(sizes, case)
         train(model, case, range(1, parity.STEPS + 1))
         folder = SHARED / f"export {next(iter(sizes))}"
@@ -137,8 +151,8 @@ def log_probabilities_and_then_weights(rank: int) -> None:
 
 def bfloat16_computes_and_float32_is_stored(rank: int) -> None:
     case = Case("llama")
-    exact = parity.on_mesh(case, {"dp": 2}, parity.SINGLE)
-    for sizes in TWO:
+    exact = parity.by_hand(case, parity.SINGLE)
+    for sizes in (FSDP, TP):
         model = on(sizes, case, gate=parity.SINGLE, compute_dtype="bfloat16")
         losses = train(model, case, range(1, parity.STEPS + 1))
         assert losses == parity.approx(exact.losses, 5e-2) and losses != exact.losses
@@ -149,7 +163,7 @@ def bfloat16_computes_and_float32_is_stored(rank: int) -> None:
 
 
 def a_step_that_is_not_finite_is_skipped_on_all_ranks(rank: int) -> None:
-    for sizes in TWO:
+    for sizes in (FSDP, TP):
         model = on(sizes, Case("llama"), skip_nonfinite=True)
         before = {name: tensor.clone() for name, tensor in whole_tensors(model.weights())}
         function = model.loss_function.function
@@ -169,38 +183,33 @@ def _not_finite(logprobs: torch.Tensor, mask: torch.Tensor) -> Any:
 
 def uneven_shares_are_summed_by_tokens(rank: int) -> None:
     case = Case("llama", micro_batch=2)
-    for sizes in ({"dp": 2}, {"fsdp": 2}):
-        model, alone = on(sizes, case), parity.by_hand(case.task)
-        batch = parity.batch_of(1, False)
-        own = batch.between(0, 7) if rank == 0 else batch.between(7, 8)
-        own.most = 7
-        metrics = model.update(own)
-        assert metrics["loss"] == parity.approx(alone.losses[0], 1e-10)
-        assert metrics["grad_norm"] == parity.approx(alone.norms[0], 1e-10)
+    model, alone = on(FSDP, case), parity.by_hand(case.task)
+    batch = parity.batch_of(1, False)
+    own = batch.between(0, 7) if rank == 0 else batch.between(7, 8)
+    own.most = 7
+    metrics = model.update(own)
+    assert metrics["loss"] == parity.approx(alone.losses[0], 1e-10)
+    assert metrics["grad_norm"] == parity.approx(alone.norms[0], 1e-10)
 
 
 def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
     """cp 2, ulysses 2 and tp 2 with sequence parallelism against dp 2, of which each rank gets all samples here."""
     texts = parity.batch_of(1, False)
     pairs = Batch({f"{side}_input_ids": texts["input_ids"] for side in ("chosen", "rejected")}, ids=texts.ids)
-    sequence = {"tp_size": 2, "sequence_parallel": True}
-    for head, endpoint, batch in (
-        ("lm", "logprobs", texts),
-        ("lm", "teacher_logprobs", texts),
-        ("lm", "logprobs", pairs),
-        ("lm", "logprobs", parity.batch_of(1, True)),
-        ("score", "values", texts),
-        ("score", "scores", pairs),
-    ):
+    calls = {
+        "lm": (("teacher_logprobs", texts), ("logprobs", pairs), ("logprobs", parity.batch_of(1, True))),
+        "score": (("values", texts), ("scores", pairs)),
+    }
+    for head, of_head in calls.items():
         found = []
-        for sizes in (DP, CP, ULYSSES, PP, sequence):
+        for sizes in (DP, CP, ULYSSES, PP, SEQUENCE):
             model = Model(parity.MODELS["llama"], dtype="float64", head=head, top_logprobs=3, micro_batch=3)
-            sized = {dim if dim in sequence else f"{dim}_size": size for dim, size in sizes.items()}
-            model.use_mesh(DeviceMesh.from_sizes(**sized))
-            found.append(getattr(model, endpoint)(batch))
-        whole, *divided = ([_values(one[name]) for name in one.names] for one in found)
+            model.use_mesh(mesh(sizes))
+            columns = [getattr(model, endpoint)(batch) for endpoint, batch in of_head]
+            found.append([_values(one[name]) for one in columns for name in one.names])
+        whole, *divided = found
         for one in divided:
-            torch.testing.assert_close(one, whole, rtol=0, atol=1e-12, msg=f"{head} {endpoint}")
+            torch.testing.assert_close(one, whole, rtol=0, atol=1e-12, msg=head)
 
 
 def _values(column: Any) -> torch.Tensor:
@@ -244,7 +253,7 @@ def preferences_with_an_adapter(rank: int) -> None:
     found = []
     for sizes in (DP, PP):
         model = Model(parity.MODELS["llama"], dtype="float64", loss="dpo", lora=LORA, lr=1e-3, micro_batch=3)
-        model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+        model.use_mesh(mesh(sizes))
         pairs = Batch(columns, ids=texts.ids)
         share = model.mesh.get_slice(len(pairs), model.rank)
         own = pairs.between(share.start, share.stop)

@@ -31,7 +31,7 @@ TENSOR, LAYER = 4 * 1024 * 4096, 4 * 1024 * (3 * 4096 + 3 * 1024)
 """Bytes of the largest tensor, and of a layer."""
 SLACK = 6 << 20
 """Bytes for everything that is no weight, such as the objects of a model."""
-TWO = ({"fsdp": 2}, {"tp": 2}, {"fsdp": 2, "lora": {"r": 4}})
+TWO = ({"fsdp": 2, "lora": {"r": 4}}, {"tp": 2})
 
 
 def built(model: Any, fsdp: int = 1, tp: int = 1, **arguments: Any) -> Model:

@@ -97,35 +97,35 @@ def test_a_fused_weight_of_which_a_part_is_sent_is_an_error() -> None:
         one.load_weights([("model.layers.0.mlp.experts.2.up_proj.weight", torch.zeros(3))])
 
 
-def weights_of_shards_are_those_of_the_files(rank: int) -> None:
-    for sizes in LAYOUTS[dist.get_world_size()]:
-        for name in (*EXPERTS, "fused projections", "llama_tied"):
-            one = model(name, sizes)
-            found, expected = dict(one.weights()), files_of(name, FOLDER)
-            check_same(dict(parity.whole_tensors(found.items())), expected)
-            for key, shard in layout_of(found).items():
-                whole = Shard((0,) * expected[key].ndim, tuple(expected[key].shape))
-                own = local_of(found[key])
-                assert torch.equal(shard.view_of(expected[key], whole), own), (name, sizes, key)
-                if ".experts." in key:
-                    assert isinstance(found[key], DTensor) and own.numel() < found[key].numel(), key
-
-
-def shards_are_loaded_in_every_form(rank: int) -> None:
+def shards_are_those_of_the_files_and_are_loaded_in_every_form(rank: int) -> None:
     layouts = LAYOUTS[dist.get_world_size()]
-    for name in EXPERTS:
+    for name in (*EXPERTS, "fused projections", "llama_tied"):
         expected = files_of(name, FOLDER)
-        for sizes in layouts:
-            same = model(name, sizes)
-            shards = [(key, local_of(tensor).clone()) for key, tensor in same.weights()]
-            others = [model(name, other).weights() for other in layouts]
-            for stream in (shards, expected.items(), *others):
-                one = model(name, sizes, seed=1)
-                one.load_weights(stream)
-                check_same(dict(parity.whole_tensors(one.weights())), expected)
+        models = [model(name, sizes) for sizes in layouts]
+        for one in models:
+            check_shards(dict(one.weights()), expected)
+        for sizes, one in zip(layouts, models, strict=True) if name in EXPERTS else ():
+            shards = [(key, local_of(tensor).clone()) for key, tensor in one.weights()]
+            copy = model(name, sizes, seed=1)
+            for stream in (shards, expected.items(), *(other.weights() for other in models)):
+                with torch.no_grad():
+                    for parameter in copy.module.parameters():
+                        local_of(parameter).zero_()
+                copy.load_weights(stream)
+                check_same(dict(parity.whole_tensors(copy.weights())), expected)
 
 
-CHECKS: tuple[worlds.Check, ...] = (weights_of_shards_are_those_of_the_files, shards_are_loaded_in_every_form)
+def check_shards(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    check_same(dict(parity.whole_tensors(found.items())), expected)
+    for key, shard in layout_of(found).items():
+        whole = Shard((0,) * expected[key].ndim, tuple(expected[key].shape))
+        own = local_of(found[key])
+        assert torch.equal(shard.view_of(expected[key], whole), own), key
+        if ".experts." in key:
+            assert isinstance(found[key], DTensor) and own.numel() < found[key].numel(), key
+
+
+CHECKS: tuple[worlds.Check, ...] = (shards_are_those_of_the_files_and_are_loaded_in_every_form,)
 
 
 @pytest.fixture(scope="module")

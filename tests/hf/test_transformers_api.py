@@ -16,8 +16,8 @@ from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from meshctl.hf import ModelError, random_weights, transformers_api
-from meshctl.hf.sizes import Sizes
-from meshctl.hf.tied_shards import check_tied
+from meshctl.hf.building import check_tied
+from meshctl.hf.options import Sizes
 from meshctl.topology.memory import are_divisible
 from tests.hf.parity import MODELS
 

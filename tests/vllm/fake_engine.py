@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from meshctl.data.samplers import Answer
 from meshctl.vllm import Sampler
-from meshctl.vllm.options import Answer, EngineOptions, Request, Sampling
+from meshctl.vllm.options import EngineOptions, Request, Sampling
 
 
 class FakeEngine:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from meshctl import Batch, DeviceMesh
-from meshctl.data.held_answers import IDS, LOGPROBS
+from meshctl.data.samplers import IDS, LOGPROBS, Answer
 from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.vllm import SamplerError
-from meshctl.vllm.options import Answer, Request, Sampling
-from meshctl.vllm.updates import CHUNK_BYTES, chunks, with_tied_head
+from meshctl.vllm.options import Request, Sampling
+from meshctl.vllm.sampler import CHUNK_BYTES, chunks, with_tied_head
 from tests.vllm.fake_engine import FakeEngine, FakeSampler
 
 CONFIG = {"model_type": "llama"}

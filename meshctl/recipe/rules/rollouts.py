@@ -183,7 +183,7 @@ SWITCHES, PROVIDERS = "meshctl.losses.loss.SWITCHES", "meshctl.losses.loss.PROVI
 COMPUTED = (
     "meshctl.hf.outputs.INPUTS",
     "meshctl.hf.estimates.OWN_INPUTS",
-    "meshctl.hf.loss_inputs.AT_IDS",
+    "meshctl.hf.outputs.AT_IDS",
 )
 """The tables with the inputs of losses that a model computes."""
 ESTIMATES = ("advantages", "returns")

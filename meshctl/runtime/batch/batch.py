@@ -42,10 +42,10 @@ class Ragged:
     """int64 `[n + 1]`: row i is `values[offsets[i]:offsets[i + 1]]`."""
 
     @classmethod
-    def of(cls, rows: Sequence[Tensor]) -> Ragged:
-        """Makes a `Ragged` of tensors that differ in their first dim only."""
+    def of(cls, rows: Sequence[Tensor], dtype: torch.dtype | None = None) -> Ragged:
+        """Makes a `Ragged` of tensors that differ in their first dim only. `dtype` is that without rows."""
         lengths = torch.tensor([0, *map(len, rows)])
-        return cls(torch.cat(list(rows)) if rows else torch.empty(0), lengths.cumsum(0))
+        return cls(torch.cat(list(rows)) if rows else torch.empty(0, dtype=dtype), lengths.cumsum(0))
 
     @property
     def lengths(self) -> Tensor:

@@ -10,7 +10,7 @@ the other ranks. All endpoints therefore return the same on each rank. The shape
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import CRITICAL, getLogger
 from typing import Any, TypeVar
@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor
 
 from meshctl.hf.errors import ModelError
 from meshctl.hf.passes import Passes
-from meshctl.hf.pipeline.stages import StagedModel, Stages
 from meshctl.hf.sharding import local_of
+from meshctl.hf.stages import StagedModel, Stages
 from meshctl.hf.texts import Texts, joined
 from meshctl.hf.training import Trainer
 from meshctl.losses import LossSum
@@ -90,7 +90,7 @@ class PipelinePasses(Passes):
             return torch.zeros(())
 
         self._run(every, prefixes, last)
-        return [_whole(one) for one in self._of_last([_plain(found[number]) for number in sorted(found)])]
+        return self._of_last(found)
 
     def train(
         self,
@@ -102,12 +102,12 @@ class PipelinePasses(Passes):
         every, found = self._padded(parts), {}
 
         def last(number: int) -> Tensor:
-            made = found[number] = loss(every[number])
+            made = loss(every[number])
             found[number] = LossSum(made.total.detach(), made.count, made.metrics)
             return made.total
 
         self._run(every, prefixes, last, is_training=True)
-        losses = [_whole(one) for one in self._of_last([_plain(found[number]) for number in sorted(found)])]
+        losses = self._of_last(found)
         for one in losses:
             trainer.add(one)
         self._add_tied(trainer)
@@ -124,8 +124,14 @@ class PipelinePasses(Passes):
         end = len(parts[0])
         return [*parts, *[parts[0].between(end, end) for _ in range(count - len(parts))]]
 
-    def _of_last(self, value: Any) -> Any:
-        return self._pp.broadcast_object(value, self._pp.size - 1)
+    def _of_last(self, found: Mapping[int, Any]) -> list[Any]:
+        """Returns the results of the last stage, in order, on all ranks."""
+        own = [found[number] for number in sorted(found)]
+        plain = [
+            [one.total, one.count, dict(one.metrics)] if isinstance(one, LossSum) else one for one in own
+        ]
+        arrived = self._pp.broadcast_object(plain, self._pp.size - 1)
+        return [LossSum(*one) if isinstance(one, list) else one for one in arrived]
 
     def _run(
         self,
@@ -245,14 +251,3 @@ class _Stage(PipelineStage):
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:
     return output
-
-
-def _plain(value: Any) -> Any:
-    """Returns a result of the last stage as a value that can be sent."""
-    if isinstance(value, LossSum):
-        return [value.total, value.count, dict(value.metrics)]
-    return value
-
-
-def _whole(value: Any) -> Any:
-    return LossSum(*value) if isinstance(value, list) else value

@@ -1,9 +1,22 @@
-"""The sizes of a mesh that determine how a model is sharded, and how its gradients are summed."""
+"""The dtypes that an argument can name, and the sizes of a mesh that determine how a model is sharded."""
 
 from __future__ import annotations
 
+import torch
+
 from meshctl.dataclass import dataclass
+from meshctl.hf.errors import ModelError
 from meshctl.topology.mesh import DeviceMesh
+
+DTYPES = ("float32", "float", "float64", "double", "bfloat16", "float16", "half")
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Returns the dtype of torch with this name. Raises `ModelError` for a name that is not in `DTYPES`."""
+    if name not in DTYPES:
+        raise ModelError(f"`{name}` is not a floating-point dtype of torch: there are {', '.join(DTYPES)}")
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 @dataclass(frozen=True)

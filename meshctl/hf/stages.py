@@ -10,18 +10,114 @@ same names in every layout. An embedding that is tied to the head is in the firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from meshctl.dataclass import dataclass
+from meshctl.hf import transformers_api
 from meshctl.hf.errors import ModelError
-from meshctl.hf.pipeline import stage_parts
-from meshctl.hf.sizes import Sizes
+from meshctl.hf.options import Sizes
+from meshctl.hf.sharding import whole_of
+from meshctl.runtime.collectives.collective import Collective
 from meshctl.text.english import counted
 from meshctl.topology import stage_split
+
+DIVIDED = ("embed_tokens", "layers", "norm")
+"""The modules of a base model that runs as the embedding, the layers one after another, and the norm."""
+FIRST_NAMES = "_meshctl_first_names"
+"""The attribute of a divided model with its tied parameters: second name -> first name."""
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """The modules of a model that pipeline stages divide."""
+
+    base: Any
+    """The model without its head. Its attributes are those of `DIVIDED`."""
+    head: str
+    """The attribute of the model with its head."""
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        layers: nn.ModuleList = self.base._modules["layers"]
+        return layers
+
+
+class Absent(nn.Module):
+    """Stands in place of a module that another rank or another stage holds, and returns its input."""
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return hidden
+
+
+def parts_of(model: Any) -> StageParts:
+    """Returns the parts of a model. Raises `ModelError` if transformers has no plan that divides the model
+    into these parts."""
+    base, plan = model.base_model, getattr(model.config, "base_model_pp_plan", None) or {}
+    heads = [name for name in ("lm_head", "score") if isinstance(getattr(model, name, None), nn.Module)]
+    if {*plan} != {*DIVIDED} or base is model or len(heads) != 1:
+        raise ModelError(
+            f"`{type(model).__name__}` cannot be divided over pp: transformers has no pipeline plan of an "
+            "embedding, layers and a norm for it; use fsdp or tp"
+        )
+    return StageParts(base, heads[0])
+
+
+def costs_of(config: Any, head: str) -> tuple[list[float], float]:
+    """Returns the costs of each layer and of the head: the number of parameters with which a token is
+    multiplied."""
+    model = transformers_api.outline(config, head)
+    parts = parts_of(model)
+    text = config.get_text_config()
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
+    used = (getattr(text, "num_experts_per_tok", None) or 1) / experts
+    costs = [
+        sum(one.numel() * (used if one.ndim == 3 else 1) for one in layer.parameters())
+        for layer in parts.layers
+    ]
+    return costs, float(sum(one.numel() for one in getattr(model, parts.head).parameters()))
+
+
+def untie(model: Any) -> None:
+    """Unties the parameters of a model in place, and records which ones were tied (`first_names`). Each stage
+    then holds a copy of its own."""
+    setattr(model, FIRST_NAMES, dict(getattr(model, "all_tied_weights_keys", None) or {}))
+    model.all_tied_weights_keys = {}
+
+
+def shared_by_stages(model: Any, named: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
+    """Returns the parameters of the first or last stage of a divided model that both stages hold. `named` are
+    the pairs (listed name, parameter) of the model."""
+    tied = {*getattr(model, FIRST_NAMES, {}).values()}
+    return [one for name, one in named if name in tied]
+
+
+def copies_of_first_stage(model: Any) -> list[nn.Parameter]:
+    """Returns the parameters of the last stage of a divided model that are copies of the first stage's."""
+    own = dict(model.named_parameters())
+    return [own[second] for second in getattr(model, FIRST_NAMES, {}) if second in own]
+
+
+def first_names(model: Any) -> Mapping[str, str]:
+    """Returns the tied parameters of a model: second name -> first name."""
+    return getattr(model, FIRST_NAMES, None) or getattr(model, "all_tied_weights_keys", None) or {}
+
+
+def listed_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """Returns name in memory -> the name under which a tensor is listed, for `names` of the model's tensors.
+
+    A tied parameter is listed under its first name only, also by a stage that holds it under its second name
+    alone.
+    """
+    firsts, every = first_names(model), [*names]
+    listed = {name: firsts.get(name, name) for name in every}
+    held = {*every}
+    return {name: first for name, first in listed.items() if first == name or first not in held}
+
 
 STAGES = "_meshctl_stages"
 """The attribute of a model with its `Stages`."""
@@ -51,7 +147,7 @@ class Stages:
         if split == "count":
             return cls(stage_split.by_count(layers, number), own)
         if split == "cost":
-            costs, of_head = stage_parts.costs_of(config, head)
+            costs, of_head = costs_of(config, head)
             return cls(stage_split.by_cost(costs, number, of_head), own)
         if isinstance(split, str) or len(split) != number or sum(split) != layers or min(split) < 1:
             words = " or ".join(f"`{word}`" for word in stage_split.SPLITS)
@@ -78,16 +174,16 @@ class Stages:
 def drop_other_stages(model: Any, stages: Stages) -> None:
     """Drops the modules of other stages from a model in place. Raises `ModelError` if transformers has no
     pipeline plan for the model."""
-    parts = stage_parts.parts_of(model)
+    parts = parts_of(model)
     for number in range(len(parts.layers)):
         if not stages.holds(number):
-            parts.layers[number] = stage_parts.Absent()
+            parts.layers[number] = Absent()
     if 0 not in stages.own:
-        parts.base.embed_tokens = stage_parts.Absent()
+        parts.base.embed_tokens = Absent()
     if stages.last not in stages.own:
-        parts.base.norm = stage_parts.Absent()
-        setattr(model, parts.head, stage_parts.Absent())
-    stage_parts.untie(model)
+        parts.base.norm = Absent()
+        setattr(model, parts.head, Absent())
+    untie(model)
     setattr(model, STAGES, stages)
 
 
@@ -98,7 +194,7 @@ class StagedModel:
         """`model` has the modules of this rank only (`drop_other_stages`)."""
         self._model = model
         self.stages: Stages = getattr(model, STAGES)
-        self._parts = stage_parts.parts_of(model)
+        self._parts = parts_of(model)
         self._checked: set[int] = set()
 
     def hidden(self, stage: int, forward: Callable[[], object], received: Tensor | None) -> Tensor:
@@ -108,7 +204,7 @@ class StagedModel:
         after: list[Tensor] = []
         with (
             self._with_layers_of(stage, received, after),
-            _with_attribute(self._parts.base, "norm", stage_parts.Absent()),
+            _with_attribute(self._parts.base, "norm", Absent()),
             _with_attribute(self._model, self._parts.head, head),
         ):
             forward()
@@ -131,7 +227,7 @@ class StagedModel:
         """Returns a context in which the model has the layers of `stage` only. The first pass checks that the
         model calls its first layer with `received`, and appends the result of its last layer to `after`."""
         own = self.stages.layers[stage]
-        absent = stage_parts.Absent()
+        absent = Absent()
         every = [layer if number in own else absent for number, layer in enumerate(self._parts.layers)]
         handles = []
         if stage not in self._checked:
@@ -182,3 +278,40 @@ def _with_attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         del module.__dict__[name]
+
+
+Outlines = Mapping[str, Tensor]
+"""Name -> tensor of torch's `meta` device with the whole shape."""
+
+
+def outlines_of_all(own: Outlines, names: Sequence[str], pp: Collective) -> tuple[Outlines, dict[str, int]]:
+    """Returns the outlines of the weights of all stages, and name -> the pp rank that has the weight.
+
+    `own` are those of this rank, and `names` are the names of the whole model, in order. All ranks of `pp`
+    call this together.
+    """
+    rows = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in own.items()}
+    every = pp.all_gather_object(rows)
+    owners = {name: next(rank for rank, row in enumerate(every) if name in row) for name in names}
+    found = {}
+    for name, owner in owners.items():
+        shape, dtype = every[owner][name]
+        found[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+    return found, owners
+
+
+def tensors_of_all(
+    own: Iterable[tuple[str, Tensor]], shapes: Outlines, owners: Mapping[str, int], pp: Collective
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, whole tensor) for the weights of all stages, in the order of `shapes`.
+
+    `own` are the pairs (name, shard) of this rank, in the same order. All ranks of `pp` iterate together, and
+    hold one tensor at a time.
+    """
+    remaining = iter(own)
+    for name, shape in shapes.items():
+        if owners[name] == pp.rank:
+            tensor = whole_of(next(one for key, one in remaining if key == name)).contiguous()
+        else:
+            tensor = torch.empty(shape.shape, dtype=shape.dtype, device=pp.device)
+        yield name, pp.broadcast(tensor, owners[name])

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from meshctl.hf import ModelError, random_weights, transformers_api
-from meshctl.hf.pipeline import stage_parts
-from meshctl.hf.pipeline.stages import StagedModel, Stages, drop_other_stages
-from meshctl.hf.sizes import Sizes
+from meshctl.hf import stages as of_model
+from meshctl.hf.options import Sizes
+from meshctl.hf.stages import StagedModel, Stages, drop_other_stages
 from meshctl.recipe.code.architectures import parameters_of
 from meshctl.topology.memory import costs_of
 from tests.hf.parity import ALL
@@ -52,14 +52,14 @@ def test_each_weight_is_on_one_stage_and_a_tied_embedding_on_two() -> None:
         transformers_api.untie(model)
         drop_other_stages(model, stages_of("llama_tied", rank, pp=2))
         own = [name for name, _ in model.named_parameters()]
-        names.append({*stage_parts.listed_names(model, own).values()})
+        names.append({*of_model.listed_names(model, own).values()})
     assert names[0] | names[1] == {name for name, _ in whole.named_parameters()}
     assert names[0] & names[1] == {"model.embed_tokens.weight"}
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3", "qwen3_moe"])
 def test_validate_and_a_run_divide_layers_by_the_same_costs(name: str) -> None:
-    layers, head = stage_parts.costs_of(config_of(name), "lm")
+    layers, head = of_model.costs_of(config_of(name), "lm")
     experts, used = (ALL[name].get(key, 0) for key in ("num_experts", "num_experts_per_tok"))
     layer, of_head = costs_of(parameters_of(ALL[name]), experts, used)
     assert layers == [layer] * len(layers) and head == of_head
@@ -70,7 +70,7 @@ def test_an_architecture_without_a_plan_is_refused() -> None:
         {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2}, "lm", {}
     )
     with pytest.raises(ModelError, match="`GPT2LMHeadModel` cannot be divided over pp"):
-        stage_parts.parts_of(transformers_api.outline(config, "lm"))
+        of_model.parts_of(transformers_api.outline(config, "lm"))
 
 
 def test_a_model_that_computes_between_its_layers_and_the_head_is_refused() -> None:

@@ -1,0 +1,282 @@
+"""What the samplers of several rooms share: the check of their prompts, the columns of their answers, and a
+few answers that they score again after each sync.
+
+A sampler that made samples before the actor changed its weights scores these held answers with the weights
+that it has since then. `meshctl.hf.parity` compares the scores with the actor's.
+
+    step 3    the sampler holds its first answers
+    step 5    the actor sends weights, and scores the held answers with them
+    step 7    the sampler has these weights, and scores the same answers
+              its samples, @version 5, @held_logprobs --> the actor compares both scores
+
+The held answers travel with the first samples of a batch, as marks: columns that stages pass on and users do
+not see. The actor knows them from an earlier batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.data.tokenizer import Tokenizer
+from meshctl.dataclass import dataclass
+from meshctl.labels import IGNORED
+from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
+from meshctl.runtime.batch.ids import shown_ids
+from meshctl.runtime.component import Component, ComponentError, endpoint
+
+COLUMN = "prompt_ids"
+LONG_TOKENS = 4096
+LONG_RATIO = 8
+"""A prompt that is longer than `LONG_TOKENS` and than this multiple of the median of the others is reported:
+its batch takes much longer than usual, and a slow model shows nothing meanwhile."""
+MAX_ANSWERS = 4
+"""The number of answers that each rank of a sampler holds."""
+MAX_TOKENS = 2048
+"""The maximum length of a held text. It bounds the memory for the probabilities of all tokens."""
+IDS, LABELS, LOGPROBS = (MARK + f"held_{name}" for name in ("ids", "labels", "logprobs"))
+Score = Callable[[Batch], Ragged]
+"""A function of the columns `input_ids` and `labels`. It returns the log-probability of each label, and 0
+where the label is -100."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """The prompts that a model can continue."""
+
+    vocabulary: int
+    positions: int | None
+    """The positions of the model for a prompt and its answer; None if there is no limit."""
+    max_new_tokens: int
+    error: type[ComponentError]
+    """The class of the errors about prompts."""
+    _reported: list[str] = field(default_factory=list)
+    """The warning about long prompts, once there was one."""
+
+    def prompts_of(self, batch: Batch) -> list[Tensor]:
+        """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `error` without prompts,
+        and for prompts that do not fit, with the ids of their samples. Warns once of prompts that are much
+        longer than the others."""
+        column = batch[COLUMN] if COLUMN in batch else None  # noqa: SIM401 - a batch has no `get`
+        if not isinstance(column, Ragged):
+            raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
+        prompts = [row.cpu() for row in column.rows()]
+        self._check(batch, prompts, self._is_too_long, self._too_long)
+        self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
+        vocabulary = f"have tokens outside the model's vocabulary of {self.vocabulary}"
+        self._check(batch, prompts, self._is_unknown, vocabulary)
+        self._warn_of_long(batch, prompts)
+        return prompts
+
+    def _warn_of_long(self, batch: Batch, prompts: list[Tensor]) -> None:
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths, default=0)
+        if longest <= LONG_TOKENS or self._reported:
+            return
+        usual = median(sorted(lengths)[:-1] or [0])
+        rows = [row for row, length in enumerate(lengths) if length > max(LONG_TOKENS, LONG_RATIO * usual)]
+        if rows:
+            which = f"samples {shown_ids(batch.ids[rows].tolist())} (up to {longest} tokens) are long"
+            others = f", the median of the others is {usual:g}" if usual else ""
+            self._reported.append(
+                f"`{COLUMN}`: {which}{others}; the answers of this batch take longer; `max_prompt_tokens` "
+                "and `over_length: drop` at the source of the prompts leave such prompts out"
+            )
+            log.warning("%s", self._reported[-1])
+
+    def _check(
+        self, batch: Batch, prompts: list[Tensor], is_wrong: Callable[[Tensor], bool], problem: str
+    ) -> None:
+        if rows := [row for row, prompt in enumerate(prompts) if is_wrong(prompt)]:
+            longest = max(len(prompts[row]) for row in rows)
+            shown = shown_ids(batch.ids[rows].tolist())
+            raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
+
+    def _is_too_long(self, prompt: Tensor) -> bool:
+        return self.positions is not None and len(prompt) + self.max_new_tokens > self.positions
+
+    @property
+    def _too_long(self) -> str:
+        left = (self.positions or 0) - self.max_new_tokens
+        return (
+            f"and answers of {self.max_new_tokens} tokens exceed the model's {self.positions} positions; "
+            f"set `max_prompt_tokens: {left}` and `over_length: drop` at the source of the prompts"
+        )
+
+    def _is_unknown(self, prompt: Tensor) -> bool:
+        return int(prompt.min()) < 0 or int(prompt.max()) >= self.vocabulary
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt."""
+
+    tokens: Sequence[int]
+    """The sampled tokens, the end token included."""
+    logprobs: Sequence[float]
+    """The log-probability of each sampled token in the distribution from which it was drawn."""
+    finish_reason: str
+    """`stop`, or `length` if the answer has the maximum number of tokens."""
+    versions: Sequence[str] = ()
+    """The versions of the weights that sampled the tokens, where an engine reports them."""
+
+
+def with_answers(
+    batch: Batch, answers: Sequence[Answer], tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
+) -> Batch:
+    """Returns the samples of `batch`, one for each answer, with the columns of the answers, which `sample` of
+    a sampler lists. The prompts are the column `prompt_ids`, and `dtype` is that of the log-probabilities."""
+    prompts = [row.cpu().long() for row in batch[COLUMN].rows()]
+    tokens = [torch.tensor(one.tokens, dtype=torch.int64) for one in answers]
+    logprobs = [torch.tensor(one.logprobs, dtype=dtype) for one in answers]
+    ignored = [torch.full_like(prompt, IGNORED) for prompt in prompts]
+    zeros = [torch.zeros(len(prompt), dtype=dtype) for prompt in prompts]
+
+    def joined(first: list[Tensor], second: list[Tensor], dtype: torch.dtype = torch.int64) -> Ragged:
+        return Ragged.of([torch.cat(pair) for pair in zip(first, second, strict=True)], dtype)
+
+    columns: dict[str, Column] = {
+        "input_ids": joined(prompts, tokens),
+        "labels": joined(ignored, tokens),
+        "sampled_logprobs": joined(zeros, logprobs, dtype),
+        "finish_reason": [one.finish_reason for one in answers],
+        "response": tokenizer.decode_rows([one.tokens for one in answers], is_plain=True),
+    }
+    kept = {name: column for name, column in batch.columns.items() if name not in columns}
+    # The tokens come first, because the first ragged column determines the lengths of samples.
+    return Batch({**columns, **kept}, ids=batch.known_ids, group_depth=batch.group_depth, most=batch.most)
+
+
+def metrics_of(answers: Sequence[Answer]) -> dict[str, float]:
+    """Returns the mean number of tokens of an answer, as `length`, and the fraction of answers that have the
+    maximum number, as `cut`. There is at least one answer."""
+    count = len(answers)
+    cut = sum(one.finish_reason == "length" for one in answers) / count
+    return {"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}
+
+
+class HeldBySampler:
+    """The answers that a rank of a sampler holds."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        """`max_tokens` is the maximum length of a text that can be scored. Longer texts are truncated."""
+        self._max_tokens = min(max_tokens, MAX_TOKENS)
+        self._texts: Batch | None = None
+        self._scored: tuple[int, Ragged] | None = None
+
+    def marks(self, answers: Batch, version: int | None, step: int, score: Score) -> dict[str, Column]:
+        """Returns the marks of `answers`, which weights of `version` made in `step`; none if no step has
+        changed the weights since. The first call with answers holds some of them."""
+        if version is None or version >= step - 1:
+            return {}
+        if self._texts is None and len(answers):
+            self._texts = self._first(answers)
+        if self._texts is None:
+            return self._columns(answers, answers.select("input_ids", "labels"), answers["sampled_logprobs"])
+        if self._scored is None or self._scored[0] != version:
+            self._scored = version, score(self._texts)
+        return self._columns(answers, self._texts, self._scored[1])
+
+    def _first(self, answers: Batch) -> Batch:
+        first = answers.between(0, min(MAX_ANSWERS, len(answers)))
+        columns = {name: first[name].rows() for name in ("input_ids", "labels")}
+        return Batch(
+            {name: Ragged.of([row[: self._max_tokens] for row in rows]) for name, rows in columns.items()}
+        )
+
+    def _columns(self, answers: Batch, texts: Batch, logprobs: Column) -> dict[str, Column]:
+        found = {IDS: texts["input_ids"], LABELS: texts["labels"], LOGPROBS: logprobs}
+        return {name: _of_first(column, len(answers)) for name, column in found.items()}
+
+
+def _of_first(column: Column, rows: int) -> Ragged:
+    """Returns a ragged column of `rows` rows: those of `column`, and then empty ones."""
+    assert isinstance(column, Ragged)
+    own = column.rows()[:rows]
+    return Ragged.of([*own, *[column.values[:0]] * (rows - len(own))]) if rows else column
+
+
+class AnswerSampler(Component):
+    """Generates answers to prompts. A subclass sets the attributes in its constructor."""
+
+    model: str | Mapping[str, Any]
+    config: Mapping[str, Any]
+    tokenizer_name: str
+    group_size: int
+    logprobs_dtype = torch.float32
+
+    @property
+    @abstractmethod
+    def limits(self) -> PromptLimits:
+        """The prompts that the model can continue."""
+
+    @abstractmethod
+    def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
+        """Returns an answer for each of `samples`, of which each prompt has `group_size`."""
+
+    @abstractmethod
+    def _scores(self, texts: Batch) -> Ragged:
+        """Returns the log-probability of each label of whole texts, and 0 where the label is -100."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.tokenizer_name)
+
+    @cached_property
+    def _held(self) -> HeldBySampler | None:
+        """The held answers; None if the sampler cannot score given answers."""
+        return HeldBySampler()
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """Returns a context in which the sampler generates and scores."""
+        yield
+
+    @endpoint
+    def sample(self, batch: Batch) -> Batch:
+        """Returns `group_size` answers to each prompt, as children of the prompt's sample.
+
+        The prompts are the ragged int64 column `prompt_ids`. All columns are kept, and these are added:
+
+            input_ids         ragged int64     prompt and answer, with the token that ended the answer
+            labels            ragged int64     the answer's tokens, and -100 in the prompt
+            sampled_logprobs  ragged           log-probability of each token of the answer, 0 in the prompt
+            response          list of texts    the answer without special tokens
+            finish_reason     list of texts    `stop`, or `length` for an answer of `max_new_tokens`
+
+        The log-probabilities are those of the distribution from which the tokens were drawn: after
+        temperature, `top_k` and `top_p`. With temperature 0 they are those of the model at temperature 1.
+        Their dtype is float32, or float64 for a model in float64. Raises a `ComponentError` for prompts that
+        do not fit, with the ids of their samples.
+        """
+        prompts = self.limits.prompts_of(batch)
+        samples = batch.repeat(self.group_size)
+        with self._awake():
+            answers = self._answers(prompts, samples) if prompts else []
+            result = with_answers(samples, answers, self.tokenizer, self.logprobs_dtype)
+            held = {}
+            if self._held:
+                held = self._held.marks(result, self.place.version, self.step, self._scores)
+        if answers:
+            self.log(metrics_of(answers), weight=len(answers))
+        return result.with_columns(**held)
+
+    def _end_tokens(self, stop: Sequence[int], of_model: Callable[[], Sequence[int]]) -> list[int]:
+        """Returns the tokens that end an answer: those of the argument `stop`, of the tokenizer and of the
+        model. A config of values has those of its architecture's first model if it names none, and they
+        belong to another tokenizer."""
+        is_stated = isinstance(self.model, str) or "eos_token_id" in {**self.model, **self.config}
+        ends = {*stop, *(of_model() if is_stated else ())}
+        if self.tokenizer.end_token is not None:
+            ends.add(self.tokenizer.end_token)
+        return sorted(ends)
