@@ -71,9 +71,8 @@ def _words(cell: str) -> list[str]:
 
 
 def test_the_tables_of_data_are_those_of_the_code() -> None:
-    from meshctl.data.packing import PACKED
-
     from meshctl.data.encoders import ChatEncoder, PairsEncoder, TextEncoder
+    from meshctl.data.examples import PACKED
     from meshctl.data.source import Source
     from meshctl.data.streams import Stream
 

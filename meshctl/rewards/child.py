@@ -12,14 +12,14 @@ connection, and it is killed when the worker dies.
 
 from __future__ import annotations
 
+import os
 import signal
-import socket
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
-from meshctl.rewards.functions import Choice, FunctionError
+from meshctl.rewards.functions import Choice, FunctionError, Scorer
 from meshctl.rewards.messages import receive, send
-from meshctl.rewards.scoring import Scorer
 from meshctl.run.process import die_with
 
 
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> None:
     """Runs the process. `arguments` are the pid of the parent and the descriptor of the connection."""
     parent, descriptor = map(int, arguments)
     die_with(parent, signal.SIGKILL)
-    connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(False)
+    os.set_inheritable(descriptor, False)
+    connection = Connection(descriptor)
     try:
         scorer = _scorer(connection)
         while scorer is not None:
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
         return  # the parent needs no further scores
 
 
-def _scorer(connection: socket.socket) -> Scorer | None:
+def _scorer(connection: Connection) -> Scorer | None:
     """Imports the functions and reports their columns. Returns None if the import fails."""
     given = receive(connection)
     sys.path[:] = given["path"]

@@ -1,17 +1,15 @@
-"""Messages between a component and its worker processes: plain data as msgpack behind its length.
+"""Messages between a component and its worker processes: plain data as msgpack.
 
 Nothing is pickled. A tuple stays a tuple, and an integer may have any size, as in the columns of a batch.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgpack
 
-LENGTH = struct.Struct("!Q")
 TUPLE, LONG = 1, 2
 """msgpack's extension types."""
 
@@ -20,32 +18,21 @@ class MessageError(ValueError):
     """Raised for a value that is not plain data."""
 
 
-def send(connection: socket.socket, value: Any) -> None:
+def send(connection: Connection, value: Any) -> None:
     """Sends a value. Raises `MessageError` for a value that is not plain data, and OSError."""
     try:
         data = _packed(value)
     except (ValueError, OverflowError, RecursionError) as error:
         raise MessageError(f"a value cannot be sent to a worker process: {error}") from None
-    connection.sendall(LENGTH.pack(len(data)) + data)
+    connection.send_bytes(data)
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: Connection) -> Any:
     """Returns the next value. Raises `EOFError` if the other side has closed the connection."""
-    (length,) = LENGTH.unpack(_read(connection, LENGTH.size))
-    return _unpacked(_read(connection, length))
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            part = connection.recv(min(size - len(data), 1 << 20))
-        except ConnectionResetError:
-            part = b""
-        if not part:
-            raise EOFError("the connection is closed")
-        data += part
-    return bytes(data)
+    try:
+        return _unpacked(connection.recv_bytes())
+    except ConnectionResetError:
+        raise EOFError("the connection is closed") from None
 
 
 def _packed(value: Any) -> bytes:

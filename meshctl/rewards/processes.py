@@ -9,18 +9,17 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import Pipe
 from typing import Any
 
 from meshctl.package import PACKAGE_DIR
-from meshctl.rewards.functions import Choice, FunctionError
+from meshctl.rewards.functions import Choice, FunctionError, Score
 from meshctl.rewards.messages import receive, send
-from meshctl.rewards.scoring import Score
 
 PROGRAM = """\
 import sys
@@ -43,7 +42,7 @@ class Process:
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         """Starts the process, which then imports the functions."""
-        self.connection, other = socket.socketpair()
+        self.connection, other = Pipe()
         descriptor, folder = other.fileno(), str(PACKAGE_DIR.parent)
         with other:
             self._process = subprocess.Popen(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 
-from meshctl.rewards.exact_match import exact_match
-from meshctl.rewards.format import format as of_format
-from meshctl.rewards.functions import FUNCTIONS, Choice, find
-from meshctl.rewards.length import length
+from meshctl.rewards.functions import FUNCTIONS, Choice, Scorer, find
 from meshctl.rewards.messages import MessageError
-from meshctl.rewards.scoring import Scorer
+from meshctl.rewards.texts import exact_match, length
+from meshctl.rewards.texts import format as of_format
 
 
 @pytest.mark.parametrize(
@@ -132,11 +131,9 @@ def test_a_missing_library_is_named_with_the_command(name: str, monkeypatch: pyt
 
 
 def test_only_plain_data_is_sent_to_a_process() -> None:
-    import socket
-
     from meshctl.rewards.messages import receive, send
 
-    one, other = socket.socketpair()
+    one, other = Pipe()
     with one, other:
         value = {"a": [(1, (2,)), None, True, 1.5, b"x", -(2**90)], 3: "é"}
         send(one, value)
