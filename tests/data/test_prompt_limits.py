@@ -42,9 +42,19 @@ def test_long_prompts_are_named_before_answers_are_generated(
     assert len(caplog.records) == (which is not None)  # once in a run
 
 
-def test_a_prompt_that_does_not_fit_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(
-        ComponentError, match=r"samples 41 \(up to 9000 tokens\) and answers of 4 tokens exceed"
-    ):
-        limits(8192).prompts_of(prompts(8, 9000))
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (prompts(8, 9000), r"samples 41 \(up to 9000 tokens\) and answers of 4 tokens exceed"),
+        (prompts(5, 0), r"samples 41 \(up to 0 tokens\) have no token"),
+        (Batch({"prompt_ids": Ragged.of([torch.tensor([256])])}), "outside the model's vocabulary of 256"),
+        (Batch({"prompt_ids": torch.ones(2, 3)}), "needs prompts, a row of tokens for each sample"),
+        (Batch({"input_ids": Ragged.of([torch.tensor([1])])}), "needs prompts, a row of tokens"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_an_error(
+    batch: Batch, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ComponentError, match=message):
+        limits(8192).prompts_of(batch)
     assert not caplog.records

@@ -278,18 +278,10 @@ def test_a_stop_text_of_several_tokens_is_found_and_kept() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        (prompts((5, 60, 2, 53), 7), r"samples 8, 10 \(up to 60 tokens\) and answers of 12 tokens exceed"),
-        (prompts((5, 0)), r"samples 1 \(up to 0 tokens\) have no token"),
-        (Batch({"prompt_ids": Ragged.of([torch.tensor([259])])}), "outside the model's vocabulary of 259"),
-        (Batch({"input_ids": Ragged.of([torch.tensor([1])])}), "needs prompts, a row of tokens"),
-    ],
-)
-def test_prompts_that_do_not_fit_are_named(batch: Batch, message: str) -> None:
+def test_prompts_that_do_not_fit_are_named() -> None:
+    message = r"samples 8, 10 \(up to 60 tokens\) and answers of 12 tokens exceed"
     with pytest.raises(ModelError, match=message):
-        sampler().sample(batch)
+        sampler().sample(prompts((5, 60, 2, 53), 7))
 
 
 @pytest.mark.parametrize(
