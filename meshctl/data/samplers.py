@@ -1,5 +1,5 @@
-"""What the samplers of several rooms share: the check of their prompts, the columns of their answers, and a
-few answers that they score again after each sync.
+"""The base class of samplers: the check of their prompts, the columns of their answers, and a few answers
+that they score again after each sync.
 
 A sampler that made samples before the actor changed its weights scores these held answers with the weights
 that it has since then. `meshctl.hf.parity` compares the scores with the actor's.

@@ -1,4 +1,4 @@
-"""What vLLM finds on this machine: settings that it reads while it is imported, and folders of models."""
+"""The settings that vLLM reads while it is imported, and the folders of models on this machine."""
 
 from __future__ import annotations
 
