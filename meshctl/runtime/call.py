@@ -361,7 +361,7 @@ class SourceCall(Call):
         mine = numbers[part.start : part.stop]
         if stage.block and not mine:
             return END
-        value = self._call(step, Arguments([mine], {}, None, (), (), []))
+        value = self._call(step, Arguments([mine], {}, None, ()))
         if value is None:
             self._check_end(mine, step)
             return END

@@ -4,7 +4,6 @@
 the same memory. Large columns are in read-only pages, where a write ends the process. After each call, writes
 into all other columns are found:
 
-    buffers     the memory of a small batch is compared with a copy, which finds writes by any means
     tensors     torch counts the writes into a tensor and into its views; for writes by other means, such as
                 numpy, the bytes of a tensor of up to 512 KiB are compared with a copy, and samples of the
                 bytes of a larger one
@@ -78,24 +77,18 @@ class Borrowed:
         """`endpoint` is COMPONENT.METHOD. `is_read_only` returns whether a tensor is in memory of another
         process that this process cannot write. With `has_digests`, digests are compared."""
         self._endpoint, self._is_read_only, self._has_digests = endpoint, is_read_only, has_digests
-        self._buffers: list[bytes] = []
-        """Copies of the buffers of small batches."""
         self._parts: list[tuple[str, Part, Any]] = []
-        """The column, the tensor or list, and its state, of what is in no such buffer."""
+        """Column, and tensor or list with its state."""
         self._digests: list[tuple[str, Any]] = []
 
     def begin(self, arguments: Arguments) -> None:
         """Keeps the state of the arguments before a call."""
-        self._buffers = [bytes(buffer) for buffer in arguments.buffers]
-        if arguments.unbuffered:
-            self._parts = [(name, part, _state(part)) for name, part in _parts(arguments.unbuffered)]
+        self._parts = [(name, part, _state(part)) for name, part in _parts(arguments.batches)]
         if self._has_digests:
             self._digests = list(_digests(arguments))
 
     def end(self, arguments: Arguments) -> None:
         """Raises `StageError` if a value was written during the call."""
-        if arguments.buffers != self._buffers:
-            raise self._written(_written_in(arguments.buffers, self._buffers, arguments.batches))
         parts, self._parts = self._parts, []
         for name, part, state in parts:
             if isinstance(part, list):
@@ -148,18 +141,6 @@ def _state(part: Part) -> Any:
     last = nbytes - SAMPLE_BYTES
     starts = [address + last * number // (SAMPLES - 1) for number in range(SAMPLES)]
     return version, [ctypes.string_at(start, SAMPLE_BYTES) for start in starts]
-
-
-def _written_in(buffers: Sequence[bytearray], copies: Sequence[bytes], batches: Sequence[Batch]) -> str:
-    tensors = [(name, part) for name, part in _parts(batches) if isinstance(part, Tensor) and part.is_cpu]
-    for buffer, copy in zip(buffers, copies, strict=True):
-        start = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        for name, tensor in tensors:
-            at = tensor.data_ptr() - start
-            stop = at + tensor.nbytes
-            if 0 <= at < stop <= len(copy) and buffer[at:stop] != copy[at:stop]:
-                return name
-    return ""
 
 
 def _digests(arguments: Arguments) -> Iterator[tuple[str, Any]]:

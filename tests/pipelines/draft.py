@@ -26,7 +26,7 @@ ROWS = ["take", "take", "same", "reverse", "thrice", "twins", "drop", "parts", "
 """Endpoints of one batch that return a batch."""
 NUMBERS = ["loss", "total", "peak"]
 WIDE = 600
-"""The width of columns that do not fit into a flat frame."""
+"""The width of columns that do not fit into a message."""
 
 
 @dataclass

@@ -155,7 +155,7 @@ def test_writes_by_any_means_are_found_in_columns_that_are_not_small(
 
 def test_a_write_into_read_only_memory_is_one_of_the_producer() -> None:
     batch = Batch({"x": torch.zeros(3000)})
-    arguments = Arguments([batch], {}, batch, (batch,), (batch,), [])
+    arguments = Arguments([batch], {}, batch, (batch,))
     borrowed = Borrowed("user.take", lambda tensor: True)
     borrowed.begin(arguments)
     batch["x"].numpy()[0] = 1.0
@@ -286,10 +286,10 @@ def test_a_producer_may_write_into_its_own_tensor_in_the_next_step() -> None:
 
 
 def test_tensors_that_were_received_in_inference_mode_have_no_versions() -> None:
-    """torch counts no writes into such tensors. The copy of a small batch detects them."""
+    """torch counts no writes into such tensors. The comparison of the bytes detects them."""
     with torch.inference_mode():
         batch = Batch({"x": torch.ones(3), "y": torch.ones(3)})
-    arguments = Arguments([batch], {}, batch, (batch,), (batch,), [])
+    arguments = Arguments([batch], {}, batch, (batch,))
     borrowed = Borrowed("user.take")
     borrowed.begin(arguments)
     borrowed.end(arguments)

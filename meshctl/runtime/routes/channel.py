@@ -12,7 +12,6 @@ the leader lays out, unless the consumer can map their memory. Plain values (los
 their weights in the headers, and every consumer joins them alone.
 
     a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
-               or a flat frame (`flat_frame`) of plain columns
 
 The digest is of everything from which the parts follow, and of the parts that are sent, so a rank that
 computes other parts is named before any of its samples are used.
@@ -20,13 +19,12 @@ computes other parts is named before any of its samples are used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from meshctl.runtime.batch.batch import MARK, Batch
-from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, assembled, realigned
 from meshctl.runtime.routes.end import (
     END,
@@ -37,28 +35,38 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
-from meshctl.runtime.routes.flat_frame import ALIGNED, PACKED, FlatPart, FlatRows, Message
 from meshctl.runtime.routes.header import (
     ProducerHeader,
     decode,
+    decode_table,
     describe,
     digest_of,
     encode,
+    encode_parts,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
 from meshctl.runtime.routes.paths import Paths
-from meshctl.runtime.routes.rows import RowRange, fill, gather
+from meshctl.runtime.routes.rows import RowRange, fill, gather, packed
 from meshctl.runtime.routes.shared_write import SharedWrite
-from meshctl.runtime.routes.step import Partition, Partitions, StepHeader
-from meshctl.runtime.routes.table import decode_table, encode_parts
+from meshctl.runtime.routes.step import Partition, StepHeader, partition_of
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import FrameError, unpack
+from meshctl.runtime.transports.buffers.frames import unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
-from meshctl.runtime.transports.transport import Delivery, flat
+from meshctl.runtime.transports.transport import flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
 from meshctl.topology.samples import RouteError, Run
+
+
+class Message(NamedTuple):
+    """A decoded frame of a route."""
+
+    generation: int
+    digest: int
+    table: Any
+    """The headers of all producers; None if the frame has none."""
+    batch: Any
 
 
 class Channel:
@@ -85,7 +93,6 @@ class Channel:
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._seed = crc32(repr((self.route, *sides)).encode())
-        self._partitions = Partitions(context.route, self._consumer.mesh, self._consumer.execute)
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
         """Sets the ranks that send. Everywhere else, the number of a producer is its index in `ranks`."""
@@ -144,7 +151,7 @@ class Channel:
 
     def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
         """Sends a value with the headers of all producers. Returns whether the stream has ended."""
-        headers, partition = self._partitions.known(table) or self._partitioned(table, own)
+        headers, partition = self._partitioned(table, own)
         if partition and partition.is_sent:
             table.append(encode_parts(partition.parts))
         digest = digest_of(self._seed, table)
@@ -165,7 +172,10 @@ class Channel:
         headers = [
             own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
         ]
-        return headers, self._partitions.of(headers, table)
+        return headers, self._partition(headers)
+
+    def _partition(self, headers: Sequence[ProducerHeader]) -> Partition | None:
+        return partition_of(self.route, self._consumer.mesh, self._consumer.execute, headers)
 
     def _describe(self, value: Any, weight: float) -> ProducerHeader:
         """Returns what the other producers and the consumers must know of this rank's value. Raises
@@ -195,44 +205,14 @@ class Channel:
         for sent in header.sent_by(self._me, self._led):
             part, leading = sent.part, table if sent.is_leader else None
             frame: list[Any] = [self._generation, header.digest, leading, None]
-            flat = header.flat_part(part)
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)
-            elif flat and sent.has_rows:
-                self._send_flat(header, part, flat, leading, value)
-            elif not flat and (layout := self._shared_write.layout_of(header, part)):
-                head = flat_frame.head(self._generation, header.digest, leading, ALIGNED)
-                self.bytes_sent += self._shared_write.send_flat(header, head, part, self._me, value, layout)
-            elif not flat and (schema := self._shared_write.schema_of(header, part)):
+            elif schema := self._shared_write.schema_of(header, part):
                 self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
             else:
-                rows = header.partition.held(part, self._me).packed
+                rows = packed(header.partition.held(part, self._me))
                 frame[3] = gather(value, rows)
                 self._send_rows(part, frame, value, rows)
-
-    def _send_flat(
-        self, header: StepHeader, part: int, flat: FlatPart, table: Sequence[bytes] | None, value: Batch
-    ) -> None:
-        """Sends this rank's rows of a part in a flat frame."""
-        me = self._me or 0
-        packed, most = flat.held(me, PACKED), self.paths.inline_max(part, me)
-        if packed.nbytes < most:
-            head = flat_frame.head(self._generation, header.digest, table, PACKED)
-            if len(head) + packed.nbytes <= most:
-                frame = flat_frame.encode(head, packed, value, me)
-                for job_ranks in self._destinations(part):
-                    self.bytes_sent += len(frame)
-                    self._transport.send_inline(job_ranks, self._tag + VALUES, frame)
-                return
-        layout = flat.held(me, ALIGNED)
-        head = flat_frame.head(self._generation, header.digest, table, ALIGNED)
-        for job_ranks in self._destinations(part):
-            nbytes = len(head) + layout.nbytes
-            lease = self._transport.lease(job_ranks, self._tag + VALUES, nbytes)
-            flat_frame.write_head(lease.frame, head)
-            flat_frame.write(lease.frame, len(head), layout, value, me)
-            self.bytes_sent += nbytes
-            self._transport.deliver(lease)
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
         """Sends the rows `ranges` of a batch. Several ranges are copied into the memory of the frame one by
@@ -267,7 +247,7 @@ class Channel:
         part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)
-        headers, partition = self._partitions.known(message.table) or self._read_table(message.table, leader)
+        headers, partition = self._read_table(message.table, leader)
         digest = digest_of(self._seed, message.table)
         self._check(message, digest, leader)
         if partition is None:
@@ -281,7 +261,7 @@ class Channel:
         if found is None:
             raise self._unexpected(leader, "no table")
         headers, parts = found
-        return headers, self._partitions.of(headers, table) if parts is None else Partition(parts)
+        return headers, self._partition(headers) if parts is None else Partition(parts)
 
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
@@ -302,50 +282,14 @@ class Channel:
                 self._check(sent[producer], header.digest, producer)
         if not sent:  # the leader itself has no samples any more
             return Received(header.empty_batch(), header)
-        if flat := header.flat_part(part):
-            return self._received_flat(header, part, flat, sent)
-        if layout := self._shared_write.layout_of(header, part):
-            return self._received_flat(header, part, layout, {leader: message}, is_whole=True)
         if self._shared_write.schema_of(header, part):
             return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
         batches = {
-            producer: self._checked_batch(each.batch, partition.held(part, producer).count, producer)
+            producer: self._checked_batch(each.batch, sum(map(len, partition.held(part, producer))), producer)
             for producer, each in sent.items()
         }
         batch = assembled(partition.parts[part], batches, self._transport.concat)
-        buffers = [each.memory for each in sent.values() if each.memory is not None]
-        return Received(batch, header, buffers=buffers)
-
-    def _received_flat(
-        self,
-        header: StepHeader,
-        part: int,
-        flat: FlatPart,
-        sent: Mapping[int, Message],
-        *,
-        is_whole: bool = False,
-    ) -> Received:
-        """Returns the samples of a part from flat frames. A frame with all of its rows (`is_whole`, or
-        that of a single producer) is read in place."""
-        for producer, message in sent.items():
-            if type(message.batch) is not FlatRows:
-                raise self._unexpected(producer, "no rows")
-        if len(sent) == 1:
-            [(producer, message)] = sent.items()
-            rows, alignment = message.batch
-            is_readable = alignment == ALIGNED and not rows.readonly
-            if is_whole or is_readable:
-                if len(rows) != flat.nbytes or not is_readable:
-                    raise self._unexpected(producer, f"{len(rows)} bytes for other rows")
-                return Received(header.batch_of(part, flat.columns_in(rows)), header)
-        buffer = flat.new_buffer()
-        into = memoryview(buffer)
-        for producer, message in sent.items():
-            if not flat.copy(into, producer, message.batch):
-                raise self._unexpected(producer, f"{len(message.batch.rows)} bytes for other rows")
-        batch = header.batch_of(part, flat.columns_in(buffer))
-        buffers = [buffer] if isinstance(buffer, bytearray) else []
-        return Received(batch, header, buffers=buffers, is_buffered=bool(buffers) and not flat.has_offsets)
+        return Received(batch, header)
 
     def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
         if not isinstance(batch, Batch) or len(batch) != count:
@@ -366,27 +310,16 @@ class Channel:
         source = self.job_ranks[producer]
         peers = self.paths.forwarding(self._consumer_rank, part, producer)
         if not peers:
-            return self._message_in(self._transport.next(source, self._tag), source)
+            return _message_of(self._transport.receive_value(source, self._tag))
         if peers[0] != self._transport.job_rank:
-            return self._message_in(self._transport.next(peers[0], self._tag + FORWARD), peers[0])
+            return _message_of(self._transport.receive_value(peers[0], self._tag + FORWARD))
         delivery = self._transport.next(source, self._tag)
-        message = self._message_in(delivery, source)
+        message = _message_of(self._transport.decode(delivery, source))
         try:
             self._transport.forward(delivery, peers[1:], self._tag + FORWARD)
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
         return message
-
-    def _message_in(self, delivery: Delivery, source: int) -> Message | None:
-        """Returns the message in a frame, or None for a frame of another form."""
-        try:
-            found = flat_frame.decode(delivery.frame)
-        except FrameError as error:
-            raise self._transport.peer_lost(source, f"sent a malformed frame: {error}") from None
-        if found:
-            return found if found.generation >= 0 else None
-        decoded = _message_of(self._transport.decode(delivery, source))
-        return decoded._replace(memory=delivery.memory) if decoded and delivery.memory else decoded
 
     def _check(self, message: Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:
@@ -438,7 +371,7 @@ class Channel:
         else:
             batch = self._realign(received.value, header.digest, held, wanted)
         batch.most = some.partition.largest
-        return Received(batch, some, buffers=received.buffers)
+        return Received(batch, some)
 
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
         """Moves samples between the ranks of the called component, each to the rank that needs it."""

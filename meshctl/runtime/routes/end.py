@@ -98,10 +98,6 @@ class Received(NamedTuple):
     """For a batch, the headers of all producers and the partition of the samples; else None."""
     sent_step: int = 0
     """The step in which weights were sent."""
-    buffers: list[bytearray] = []  # noqa: RUF012
-    """The memory of a small batch, which no other process reads."""
-    is_buffered: bool = False
-    """True if `buffers` contain all columns of the batch."""
 
     @property
     def header(self) -> StepHeader:

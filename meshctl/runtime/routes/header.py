@@ -1,25 +1,27 @@
 """The headers that the producers of a route announce in every step, as bytes for all producers and consumers.
 
-    a batch          E | int64, the first id | schema       ids numbered evenly, and no numbers needed
-                     N | int64, the first id | bytes of the schema | schema | numbers (`header_numbers`)
-                     F | frame of [schema, ids, numbers]    where the ids are listed
-    a plain value    F | frame of [value, weight]
+    a batch          frame of [schema, ids, numbers]    ids are the first of a grid where that suffices
+    a plain value    frame of [value, weight]
     end of stream    .
 
 A schema names the kinds of the columns, and which of the numbers are lengths: all that other producers and
-the consumers need to lay the samples out. It is mostly that of the step before, so it is encoded and decoded
-once. A header is input: it is checked before anything is computed from it.
+the consumers need to lay the samples out. A header is input: it is checked before anything is computed from
+it.
+
+Consumers receive from the leader of their part the table of a step: the headers of all producers, and behind
+them the parts, where these depend on the samples themselves, such as balanced ones. Computing those takes
+longer than reading them. Parts that follow from the numbers of samples alone are not sent.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgpack
 import numpy
 import torch
 from numpy.typing import NDArray
@@ -27,49 +29,31 @@ from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
-from meshctl.runtime.routes.header_numbers import MAX_SUM, decode_numbers, encode_numbers
 from meshctl.runtime.routes.rows import dtype_of, kind_of
 from meshctl.runtime.transports.buffers.frames import (
     MAX_DIMS,
     Frame,
     FrameError,
     fits,
-    is_host_tensor,
     not_sent,
     on_device,
     unpack,
 )
 from meshctl.topology.modes import Dispatch
-from meshctl.topology.samples import Grid, Id, SampleTable
+from meshctl.topology.samples import Grid, Id, Run, SampleTable
 
-SCHEMAS_KEPT = 64
 MIN_MAPPED_BYTES = 1 << 16
 """Smaller columns are copied rather than mapped."""
 MAX_SAMPLES = 1 << 31
 """The most samples that one producer may announce."""
 MAX_COLUMN_BYTES = 1 << 48
 """The most bytes of one column of a producer, where dims of size 0 count as 1."""
+MAX_SUM = 1 << 48
+"""The largest sum of one column of numbers, as an upper bound: the largest number, times the count."""
+MAX_RUNS_SENT = 1 << 10
+"""Parts of more runs in all are not sent."""
 _INT64 = 1 << 63
-MAX_ID = _INT64 - 1
-_EVEN, _NUMBERED, _FRAME, _END = b"E", b"N", b"F", b"."
-_FIRST_ID, _NUMBERED_HEAD = struct.Struct("<cq"), struct.Struct("<cqI")
-
-
-class PlainColumn(NamedTuple):
-    """A column in host memory: a tensor, or a ragged column whose lengths are in the headers."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    """The shape of a row of the tensor, or of the tensor of a ragged column's values."""
-    row_bytes: int
-    """The bytes of such a row."""
-    lengths: int | None
-    """For a ragged column, the index of its lengths among the header's numbers."""
-
-
-PartitionKey = tuple[bytes | None, ...]
-"""The encoded schema of each producer; None if its stream has ended."""
+_END = b"."
 
 
 @dataclass(frozen=True)
@@ -106,25 +90,6 @@ class BatchSchema:
         ).inline()
 
     @cached_property
-    def plain_columns(self) -> tuple[PlainColumn, ...] | None:
-        """The columns, where all of them are tensors or ragged tensors in host memory; else None."""
-        found: list[PlainColumn] = []
-        for name, (kind, *layout) in self.columns.items():
-            if kind not in ("tensor", "ragged"):
-                return None
-            dtype, shape = dtype_of(layout[0]), tuple(layout[1])
-            row_bytes = prod(shape) * dtype.itemsize
-            found.append(PlainColumn(name, dtype, shape, row_bytes, self.ragged.get(name)))
-        return tuple(found)
-
-    @cached_property
-    def row_bytes(self) -> int | None:
-        """The bytes of one sample in all columns, where these are tensors in host memory; else None."""
-        if self.plain_columns is None or self.ragged:
-            return None
-        return sum(each.row_bytes for each in self.plain_columns)
-
-    @cached_property
     def count(self) -> int:
         """The number of samples, where their ids are a grid; else 1."""
         return prod(self.grid)
@@ -139,16 +104,6 @@ class BatchSchema:
     def uses(self) -> tuple[bool, bool]:
         """Two booleans: the dispatch uses tokens, and it uses homes."""
         return self.tokens is not None, self.homes is not None
-
-    @cached_property
-    def is_even(self) -> bool:
-        """True if a header needs nothing but the first id."""
-        return bool(self.grid) and not self.min_numbers
-
-    @cached_property
-    def is_cut_by_count(self) -> bool:
-        """True if the samples are divided by their number alone."""
-        return bool(self.grid) and self.tokens is None and self.homes is None
 
 
 class ProducerHeader(NamedTuple):
@@ -203,20 +158,16 @@ def describe(
     Which columns are mappable is needed only where the producer is not `alone`; tokens and homes only where
     the dispatch uses them.
     """
-    columns, numbers = batch.columns, _Numbers()
-    kinds: list[Kind] = []
-    ragged: list[tuple[str, int]] = []
+    numbers = _Numbers()
+    columns: dict[str, Sequence[Any]] = {}
+    ragged: dict[str, int] = {}
     mappable: list[str] = []
-    checked: set[tuple[int, int]] = set()
-    for name, column in columns.items():
-        if is_host_tensor(column):
-            kinds.append((name, "tensor", column.dtype, column.shape[1:]))
-            if not alone and column.nbytes >= MIN_MAPPED_BYTES and is_mappable(column):
-                mappable.append(name)
-            continue
-        kinds.append(_kind(name, column, checked))
+    for name, column in batch.columns.items():
+        columns[name] = _kind(name, column)
         if isinstance(column, Ragged) and not on_device(column.values):
-            ragged.append((name, numbers.lengths(column)))
+            ragged[name] = numbers.lengths(column)
+        elif isinstance(column, Tensor) and not alone and column.nbytes >= MIN_MAPPED_BYTES:
+            mappable += [name] * is_mappable(column)
     tokens = homes = None
     if dispatch.balance:
         named = batch.tokens
@@ -225,8 +176,7 @@ def describe(
         homes = numbers.add(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
     shape = () if grid is None else grid.shape
-    depth = batch.group_depth
-    schema = _schema(shape, depth, tuple(kinds), tuple(ragged), tokens, homes, tuple(mappable))
+    schema = BatchSchema(shape, batch.group_depth, columns, ragged, tokens, homes, mappable)
     return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers.found)
 
 
@@ -250,51 +200,19 @@ class _Numbers:
         return index
 
 
-Kind = tuple[Any, ...]
-"""Name and kind of a column; for `tensor` and `ragged` also its dtype and the shape of a row."""
-
-
-def _kind(name: str, column: Column, checked: set[tuple[int, int]]) -> Kind:
-    """Returns the kind of a column. Raises `BatchError` for a column that cannot be sent: rows are copied by
-    address later, without another check. `checked` has the offsets that were checked."""
-    if isinstance(column, Ragged) and is_host_tensor(column.values):
-        _check_offsets(name, column, checked)
-        return name, "ragged", column.values.dtype, column.values.shape[1:]
+def _kind(name: str, column: Column) -> list[Any]:
+    """Returns the kind of a column, and for a tensor that can be laid out its dtype and the shape of a row.
+    Raises `BatchError` for a column that cannot be sent: rows are copied by address later, without another
+    check."""
     kind = kind_of(column)
     if isinstance(column, list):
-        return name, kind
+        return [kind]
     values = column.values if isinstance(column, Ragged) else column
     if why := not_sent(values) or (values.is_meta and "a tensor on meta has no values"):
         raise BatchError(f"column {name!r}: {why}")
-    if isinstance(column, Ragged):
-        _check_offsets(name, column, checked)
-    return (name, kind) if kind == "device" else (name, kind, values.dtype, values.shape[1:])
-
-
-def _check_offsets(name: str, column: Ragged, checked: set[tuple[int, int]]) -> None:
-    key = (id(column.offsets), len(column.values))
-    if key in checked:
-        return
-    if not fits(column.values, column.offsets):
+    if isinstance(column, Ragged) and not fits(values, column.offsets):
         raise BatchError(f"column {name!r} is ragged, and its offsets do not fit its values")
-    checked.add(key)
-
-
-@lru_cache(SCHEMAS_KEPT)
-def _schema(
-    grid: tuple[int, ...],
-    group_depth: int,
-    kinds: tuple[Kind, ...],
-    ragged: tuple[tuple[str, int], ...],
-    tokens: int | None,
-    homes: int | None,
-    mappable: tuple[str, ...],
-) -> BatchSchema:
-    columns = {
-        name: [kind, *(str(dtype) for dtype in more[:1]), *(list(shape) for shape in more[1:])]
-        for name, kind, *more in kinds
-    }
-    return BatchSchema(grid, group_depth, columns, dict(ragged), tokens, homes, mappable)
+    return [kind] if kind == "device" else [kind, str(values.dtype), list(values.shape[1:])]
 
 
 # Encoding
@@ -302,19 +220,9 @@ def _schema(
 
 def encode(header: ProducerHeader) -> bytes:
     """Returns a header as bytes. Raises `FrameError` for a value that cannot be sent."""
-    schema = header.schema
-    if schema is None:
-        return _END if header.is_end else _FRAME + Frame([header.value, header.weight]).inline()
-    if schema.grid and not header.numbers:
-        return _FIRST_ID.pack(_EVEN, header.ids) + schema.encoded
-    if schema.grid and (numbers := encode_numbers(header.numbers, schema.count)) is not None:
-        return _NUMBERED_HEAD.pack(_NUMBERED, header.ids, len(schema.encoded)) + schema.encoded + numbers
-    return _FRAME + Frame([schema.encoded, header.ids, header.numbers]).inline()
-
-
-def even_format(row: bytes) -> str:
-    """Returns the format in `struct` of a header that needs only its first id: kind, first id, the rest."""
-    return f"cq{len(row) - _FIRST_ID.size}s"
+    if header.schema is not None:
+        return Frame([header.schema.encoded, header.ids, header.numbers]).inline()
+    return _END if header.is_end else Frame([header.value, header.weight]).inline()
 
 
 def digest_of(seed: int, table: Iterable[bytes]) -> int:
@@ -333,20 +241,12 @@ def is_consistent(headers: Sequence[ProducerHeader]) -> bool:
 
 def decode(row: Any) -> ProducerHeader | None:
     """Returns the header that is encoded in `row`, or None if that is not a valid header."""
-    if not isinstance(row, bytes):
-        return None
-    if row[:1] == _EVEN and len(row) > _FIRST_ID.size:
-        schema, (_, first) = decode_schema(row[_FIRST_ID.size :]), _FIRST_ID.unpack_from(row)
-        is_even = schema is not None and schema.is_even and first < _INT64 - schema.grid[0]
-        return ProducerHeader(schema, first) if is_even else None
     if row == _END:
         return ProducerHeader()
-    if row[:1] == _NUMBERED and len(row) > _NUMBERED_HEAD.size:
-        return _decoded_numbered(row)
-    if row[:1] != _FRAME:
+    if not isinstance(row, bytes):
         return None
     try:
-        found = unpack(row[1:])
+        found = unpack(row)
     except FrameError:
         return None
     match found:
@@ -355,16 +255,6 @@ def decode(row: Any) -> ProducerHeader | None:
         case [value, weight] if type(weight) in (int, float):
             return ProducerHeader(value=value, weight=weight)
     return None
-
-
-def _decoded_numbered(row: bytes) -> ProducerHeader | None:
-    _, first, length = _NUMBERED_HEAD.unpack_from(row)
-    end = _NUMBERED_HEAD.size + length
-    schema = decode_schema(row[_NUMBERED_HEAD.size : end])
-    if schema is None or not schema.grid or not schema.min_numbers or first >= _INT64 - schema.grid[0]:
-        return None
-    numbers = decode_numbers(row[end:], schema.min_numbers, schema.count)
-    return None if numbers is None else ProducerHeader(schema, first, numbers)
 
 
 def _decoded_batch(encoded: bytes, ids: Any, numbers: list[Any]) -> ProducerHeader | None:
@@ -393,7 +283,7 @@ def _are_numbers(numbers: Any, count: int) -> bool:
     return not count or (int(numbers.min()) >= 0 and int(numbers.max()) * count <= MAX_SUM)
 
 
-@lru_cache(SCHEMAS_KEPT)
+@lru_cache(64)
 def decode_schema(encoded: bytes) -> BatchSchema | None:
     """Returns the decoded schema, or None if the bytes are not a valid schema."""
     try:
@@ -446,23 +336,17 @@ def _itemsize(name: str) -> int:
 # What follows from all headers
 
 
-def partition_key(headers: Sequence[ProducerHeader]) -> PartitionKey | None:
-    """Returns a key; steps with equal keys are partitioned alike, whatever their ids, and have the same
-    columns in the same order. Returns None if the partition depends on the samples themselves, and if
-    some producer has a plain value."""
-    key: list[bytes | None] = []
+def is_cut_by_counts(headers: Sequence[ProducerHeader]) -> bool:
+    """Returns whether the partition follows from the numbers of samples alone, which is then cheap to find:
+    ids are numbered evenly, from one producer to the next, and neither tokens nor homes are used."""
     next_id: int | None = None
     for header in headers:
         if schema := header.schema:
-            if not schema.is_cut_by_count or (next_id is not None and header.ids < next_id):
-                return None
+            is_even = schema.grid and schema.tokens is None and schema.homes is None
+            if not is_even or (next_id is not None and header.ids < next_id):
+                return False
             next_id = header.ids + schema.grid[0]
-            key.append(schema.encoded)
-        elif header.is_end:
-            key.append(None)
-        else:
-            return None
-    return tuple(key)
+    return True
 
 
 def table_of(headers: Sequence[ProducerHeader]) -> SampleTable:
@@ -483,3 +367,54 @@ def _ids(header: ProducerHeader) -> Sequence[Id]:
     if header.schema.grid:
         return Grid(header.ids, header.schema.grid)
     return tuple(map(tuple, header.ids.tolist()))
+
+
+# The table of a step
+
+
+def are_few(parts: Sequence[Sequence[Run]]) -> bool:
+    """Returns whether parts are few enough to be sent."""
+    return sum(map(len, parts)) <= MAX_RUNS_SENT
+
+
+def encode_parts(parts: Sequence[Sequence[Run]]) -> bytes:
+    encoded: bytes = msgpack.packb(parts)
+    return encoded
+
+
+def decode_table(
+    table: Any, producers: int, parts: int
+) -> tuple[Sequence[ProducerHeader], Sequence[Sequence[Run]] | None] | None:
+    """Returns the headers of all producers, and the runs of each part where the parts are sent. Returns None
+    for any other table."""
+    if not isinstance(table, list) or not producers <= len(table) <= producers + 1:
+        return None
+    headers = [header for row in table[:producers] if (header := decode(row)) is not None]
+    if len(headers) != producers or not is_consistent(headers):
+        return None
+    if len(table) == producers:
+        return headers, None
+    found = _decode_parts(table[producers], [header.sample_count for header in headers])
+    return (headers, found) if found is not None and len(found) == parts else None
+
+
+def _decode_parts(row: Any, counts: Sequence[int]) -> list[list[Run]] | None:
+    """Returns the runs of each part, or None if the bytes are anything else. `counts` are the producers'
+    numbers of samples."""
+    try:
+        parts = msgpack.unpackb(row)
+    except (TypeError, ValueError, msgpack.UnpackException):
+        return None
+    if not isinstance(parts, list):
+        return None
+    for part in parts:
+        if not isinstance(part, list) or not all(_is_run(run, counts) for run in part):
+            return None
+    return [[Run(*run) for run in part] for part in parts]
+
+
+def _is_run(run: Any, counts: Sequence[int]) -> bool:
+    match run:
+        case [int(producer), int(start), int(stop)]:
+            return 0 <= producer < len(counts) and 0 <= start < stop <= counts[producer]
+    return False

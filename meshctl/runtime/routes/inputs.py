@@ -44,10 +44,6 @@ class Arguments(NamedTuple):
     """The first batch among the arguments, which determines the order and the shares of all inputs."""
     batches: Sequence[Batch]
     """All batches among the arguments."""
-    unbuffered: Sequence[Batch]
-    """The batches that may have columns outside of `buffers`."""
-    buffers: list[bytearray]
-    """Memory of small batches, which no other process reads."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +64,6 @@ class Inputs:
 
     def receive(self, step: int) -> Arguments | None:
         """Returns the arguments of a step's call, or None if a stream has ended."""
-        if len(self.inputs) == 1 and len(self.inputs[0].channels) == 1:
-            return self._receive_only(step)
         received = [[_Value(c, c.receive(step)) for c in each.channels] for each in self.inputs]
         values = [value for some in received for value in some]
         if any(value.received.value is END for value in values):
@@ -85,27 +79,7 @@ class Inputs:
                 named[each.parameter] = argument
             else:
                 positional.append(argument)
-        buffers = [buffer for value in values for buffer in value.received.buffers]
-        first = batches[0] if batches else None
-        return Arguments(positional, named, first, batches, batches, buffers)
-
-    def _receive_only(self, step: int) -> Arguments | None:
-        """Returns the arguments where one stage gives all of them, so that nothing is aligned."""
-        [only] = self.inputs
-        received = only.channels[0].receive(step)
-        value = received.value
-        if value is END:
-            return None
-        positional: list[Any] = []
-        named: dict[str, Any] = {}
-        if only.parameter:
-            named[only.parameter] = value
-        else:
-            positional.append(value)
-        if not isinstance(value, Batch):
-            return Arguments(positional, named, None, (), (), [])
-        unbuffered = () if received.is_buffered else (value,)
-        return Arguments(positional, named, value, (value,), unbuffered, received.buffers)
+        return Arguments(positional, named, batches[0] if batches else None, batches)
 
 
 def _joined(values: Sequence[_Value], leading: _Value | None) -> Any:

@@ -247,7 +247,7 @@ class ReplayedChannel(Channel):
         self._values = [read(path) for path in files]
         self._set_producers(tuple(range(len(files))))  # another attempt may have had others
         headers = [self._describe(value, weight) for value, weight in self._values]
-        partition = self._partitions.of(headers, ())
+        partition = self._partition(headers)
         part = self.consumers.part_of[self.context.consumer_rank]
         if partition is None:
             parts = [self._values[number] for number in self.consumers.producers[part]]

@@ -1,8 +1,7 @@
 """One frame that several producers of a node write together.
 
 The leader of a part lays out the frame and sends it to the consumers. The other producers write their rows
-into it, and then send the consumers a frame without rows. The frame is flat (`flat_frame`) where the headers
-determine the places of all rows, so that no writer has to decode it.
+into it, and then send the consumers a frame without rows.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.routes import flat_frame
 from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
-from meshctl.runtime.routes.flat_frame import FlatPart
 from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_bytes
 from meshctl.runtime.routes.step import StepHeader
@@ -46,51 +43,17 @@ class SharedWrite:
         leading = header.headers[leader].schema
         if len(producers) < 2 or leading is None:
             return None
-        row = leading.row_bytes
-        if row is not None and row * header.partition.counts[part] < SHARED_PART_MIN_BYTES:
-            return None
         if not self._paths.can_write_together(part, producers):
             return None
         schema = header.schema_of(part)
         return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
-
-    def layout_of(self, header: StepHeader, part: int) -> FlatPart | None:
-        """Returns the layout of a part that several producers write into one flat frame; None for other
-        parts."""
-        producers = header.partition.producers[part]
-        layout = header.layout_of(part) if len(producers) > 1 else None
-        if layout is None or layout.nbytes < SHARED_PART_MIN_BYTES:
-            return None
-        return layout if self._paths.can_write_together(part, producers) else None
-
-    def send_flat(
-        self, header: StepHeader, head: bytes, part: int, me: int, value: Batch, layout: FlatPart
-    ) -> int:
-        """Writes the rows of producer `me` into the flat frame of the leader, and returns their bytes. `head`
-        is the beginning of this producer's frame. Raises `PeerLost` for a frame of another size."""
-        leader, readers = self._consumers.leaders[part], self._readers(part)
-        if leader != me:
-            frame = self._invitation(leader)
-            if len(frame) < layout.nbytes:
-                raise self._transport.peer_lost(
-                    self._job_ranks[leader], f"laid out {len(frame)} bytes for other rows"
-                )
-            written = flat_frame.write(frame, len(frame) - layout.nbytes, layout, value, me)
-            self._transport.send_inline(readers, self._tag + VALUES, head)
-            return written
-        lease = self._lease(header, part, me, len(head) + layout.nbytes)
-        flat_frame.write_head(lease.frame, head)
-        self._invite(lease, header, part, me)
-        written = flat_frame.write(lease.frame, len(head), layout, value, me)
-        self._transport.deliver(lease)
-        return written
 
     def send(
         self, header: StepHeader, content: list[Any], part: int, me: int, value: Batch, schema: Schema
     ) -> int:
         """Writes the rows of producer `me` into the frame of the leader, and returns their bytes. `content`
         is that of a frame without a batch."""
-        ranges = header.partition.held(part, me).ranges
+        ranges = header.partition.held(part, me)
         leader, readers = self._consumers.leaders[part], self._readers(part)
         if leader != me:
             written = _fill(self._invitation(leader), value, ranges)
@@ -162,7 +125,7 @@ def _can_be_mapped(header: StepHeader, part: int, name: str, row: int) -> bool:
     after another."""
     end, partition = 0, header.partition
     for producer in partition.producers[part]:
-        schema, ranges = header.headers[producer].schema, partition.held(part, producer).ranges
+        schema, ranges = header.headers[producer].schema, partition.held(part, producer)
         if schema is None or name not in schema.mappable or len(ranges) > 1 or ranges[0].at != end:
             return False
         [rows] = ranges

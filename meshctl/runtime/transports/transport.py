@@ -44,15 +44,11 @@ class Delivery:
     """uint8 `[n]` each."""
     is_complete: bool = True
     """False while a transfer from another device still brings some of the tensors."""
-    memory: bytearray | None = None
-    """The memory of the tensors of the decoded value, where the frame arrived as bytes."""
 
     def value(self, device: torch.device | None = None) -> Any:
         """Returns the decoded value; tensors that were on a device are put on `device`. Raises
         `FrameError`."""
-        if isinstance(self.frame, bytes):
-            self.memory = bytearray(self.frame)
-        return unpack(self.memory or self.frame, self.out_of_band, device)
+        return unpack(self.frame, self.out_of_band, device)
 
 
 class Transfers(Protocol):

@@ -22,7 +22,6 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes import step as step_module
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.routes.step import FLAT_MAX_BYTES
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE, Dispatch, Route
@@ -178,11 +177,7 @@ def test_every_consumer_receives_its_samples_unchanged(
     def take(channel: Channel, rank: int) -> list[Batch]:
         return [channel.receive(step).value for step in range(2)]
 
-    flat_max = FLAT_MAX_BYTES if together > 1 else 0  # a part that may be flat is not shared
-    with (
-        patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", together),
-        patch("meshctl.runtime.routes.step.FLAT_MAX_BYTES", flat_max),
-    ):
+    with patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", together):
         got = run(
             Route("a -> b", "a", "b", dispatch=dispatch),
             producers,

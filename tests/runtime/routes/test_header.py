@@ -20,15 +20,16 @@ from meshctl.runtime.routes.header import (
     ProducerHeader,
     decode,
     decode_schema,
+    decode_table,
     describe,
     digest_of,
     encode,
-    partition_key,
+    encode_parts,
+    is_cut_by_counts,
     table_of,
 )
 from meshctl.runtime.routes.shared_write import needs_copy
 from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
-from meshctl.runtime.routes.table import decode_table, encode_parts
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
@@ -36,7 +37,6 @@ from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Grid, RouteError, Run
 from tests.examples import examples
 from tests.runtime.memory import MemoryDataPlane
-from tests.topology.meshes import parts_for
 
 BATCH = Batch(
     {"x": torch.arange(4.0), "r": Ragged.of([torch.ones(n) for n in range(4)]), "t": list("abcd")},
@@ -76,7 +76,7 @@ def closed(opened: Any) -> Any:
     for header in opened["headers"]:
         if isinstance(header, list) and header and not isinstance(header[0], (bytes, int)):
             header = [Frame(header[0]).inline(), *header[1:]]
-        headers.append(b"F" + Frame(header).inline())
+        headers.append(Frame(header).inline())
     return [0, digest_of(channel()._seed, headers), headers, opened["part"]]
 
 
@@ -182,7 +182,7 @@ FORM: list[Any] = [[2], 0, {}, {}, None, None, []]
 def test_what_is_no_row(row: Any) -> None:
     if isinstance(row[0], list):
         row = [Frame(row[0]).inline(), *row[1:]]
-    assert decode(b"F" + Frame(row).inline()) is None
+    assert decode(Frame(row).inline()) is None
 
 
 def test_rows_of_one_table_show_the_same_numbers() -> None:
@@ -271,37 +271,14 @@ def test_a_form_changes_with_what_it_is_a_form_of() -> None:
     assert len({encode(describe(batch, Dispatch(), alone=True)) for batch in batches}) == 5
 
 
-starts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=3, max_size=3)
-
-
-@settings(max_examples=examples(80, 300))
-@given(starts, starts, st.sampled_from([(), (2,)]), st.sampled_from(["all", "first", "peer"]), st.booleans())
-def test_tables_of_one_outline_are_cut_alike(
-    one: list[tuple[int, int]], other: list[tuple[int, int]], inner: tuple[int, ...], execute: str, even: bool
-) -> None:
-    if even:
-        other = [(start * 3, count) for start, count in one]
-    rows = [
-        [_counted(Grid(start, (count, *inner))) if count else ProducerHeader() for start, count in some]
-        for some in (one, other)
-    ]
-    outlines = [partition_key(some) for some in rows]
-    if outlines[0] is not None and outlines[0] == outlines[1] and any(row.schema for row in rows[0]):
-        mesh, dispatch = DeviceMesh.from_sizes(dp_size=3), Dispatch(allow_empty=True)
-        cuts = [parts_for(execute, dispatch, mesh, table_of(some)) for some in rows]
-        assert cuts[0] == cuts[1]
-
-
-def _counted(grid: Grid) -> ProducerHeader:
-    return describe(Batch({}, ids=grid, group_depth=len(grid.shape) - 1), Dispatch(), alone=True)
-
-
-def test_what_is_shared_out_by_its_samples_has_no_outline() -> None:
-    batch = Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 9]))
-    assert partition_key([describe(batch, Dispatch(), alone=True)]) is None
-    assert partition_key([describe(BATCH, Dispatch(balance="tokens"), alone=True)]) is None
-    assert partition_key([_counted(Grid(4, (2,))), _counted(Grid(2, (2,)))]) is None
-    assert partition_key([_counted(Grid(4, (2,))), _counted(Grid(6, (2,)))]) is not None
+def test_parts_that_depend_on_the_samples_do_not_follow_from_their_counts() -> None:
+    listed = describe(Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 9])), Dispatch(), alone=True)
+    balanced = describe(BATCH, Dispatch(balance="tokens"), alone=True)
+    first, before, after = (
+        describe(Batch({}, ids=Grid(start, (2,))), Dispatch(), alone=True) for start in (4, 2, 6)
+    )
+    assert not any(map(is_cut_by_counts, ([listed], [balanced], [first, before])))
+    assert is_cut_by_counts([first, after])
 
 
 @pytest.mark.parametrize(
@@ -321,8 +298,8 @@ def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
 
 def test_a_group_is_a_part_of_an_id() -> None:
     form = Frame([[], 2, {}, {}, None, None, []]).inline()
-    assert decode(b"F" + Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
-    assert decode(b"F" + Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
+    assert decode(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
+    assert decode(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
 
 
 Runs = list[tuple[int, int, int]]
@@ -357,9 +334,9 @@ def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappabl
 def test_a_producer_sends_first_what_others_wait_for() -> None:
     header = StepHeader([], Partition([[Run(0, 0, 4), Run(1, 0, 1)], [Run(1, 1, 4)], [Run(0, 4, 5)]]), 0)
     assert header.sent_by(1, [1, 2]) == [
-        SentPart(1, is_leader=True, has_rows=True),
-        SentPart(2, is_leader=True, has_rows=False),
-        SentPart(0, is_leader=False, has_rows=True),
+        SentPart(1, is_leader=True),
+        SentPart(2, is_leader=True),
+        SentPart(0, is_leader=False),
     ]
 
 

@@ -58,14 +58,14 @@ def _by_parity(table: SampleTable, parts: int, options: Dispatch) -> list[list[R
 BY_PARITY = replace(DISPATCH["slice_dp"], partition=_by_parity)
 
 
-def test_groups_are_kept_where_one_producer_sends_a_flat_frame_and_another_one_does_not() -> None:
+def test_groups_are_kept_in_parts_of_many_runs() -> None:
     ids = torch.stack([torch.arange(900) // 2, torch.arange(900) % 2], 1)
     x = torch.arange(900, dtype=torch.float64)
     batches = [
         Batch({"x": x[start:stop]}, ids=ids[start:stop], group_depth=1)
         for start, stop in ((0, 10), (10, 900))
     ]
-    route = replace(ROUTE, dispatch=Dispatch(f"{__name__}:BY_PARITY"))  # the second one has too many ranges
+    route = replace(ROUTE, dispatch=Dispatch(f"{__name__}:BY_PARITY"))
     for part, [batch] in received([batches], 2, route).items():
         rows = ids[:, 0] % 2 == part
         assert batch.group_depth == 1 and torch.equal(batch.ids, ids[rows])

@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Sequence
 from math import prod
 from reprlib import repr as short
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgpack
 import torch
@@ -208,13 +208,6 @@ def not_sent(tensor: Tensor) -> str:
 def is_sent(dtype: object) -> bool:
     """Returns whether tensors of a dtype can be sent."""
     return isinstance(dtype, torch.dtype) and dtype in _NUMBERS
-
-
-def is_host_tensor(column: object) -> TypeGuard[Tensor]:
-    """Returns whether a column is a tensor of torch's own class, in this host's memory, that can be sent."""
-    if type(column) is not Tensor or not column.is_cpu or column.layout is not torch.strided:
-        return False
-    return column.dtype in _NUMBERS and column.ndim <= MAX_DIMS and not column.is_nested
 
 
 def on_device(tensor: Tensor) -> bool:
