@@ -425,24 +425,9 @@ class Batch:
         return self._with({**other._columns, **self._columns}, self.known_ids)
 
 
-def unchecked(
-    columns: dict[str, Column],
-    length: int,
-    ids: Tensor | Grid,
-    group_depth: int = 0,
-    most: int | None = None,
-) -> Batch:
-    """Returns a batch of columns of `length` samples, for which all checks have been made. A tensor of ids is
-    int64 `[n, depth]`."""
-    made = Batch.__new__(Batch)
-    made._columns, made._length, made._most, made.group_depth = columns, length, most, group_depth
-    made._grid, made._ids = (ids, None) if isinstance(ids, Grid) else (None, ids)
-    return made
-
-
 def numbered(batch: Batch, first: int, most: int) -> Batch:
     """Returns the samples of a batch, at least one, with `first` and the numbers after it as their ids."""
-    return unchecked(batch._columns, batch._length, Grid(first, (batch._length,)), most=most)
+    return Batch(batch.columns, ids=Grid(first, (len(batch),)), most=most)
 
 
 def _cloned(column: Column) -> Column:

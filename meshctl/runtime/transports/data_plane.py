@@ -20,10 +20,11 @@ generation are refused.
 from __future__ import annotations
 
 import os
+import select
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -37,8 +38,6 @@ from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_o
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
-from meshctl.runtime.transports.losses import Losses
-from meshctl.runtime.transports.poller import Poller
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
 from meshctl.runtime.transports.turn import NoTurn
 
@@ -505,3 +504,106 @@ def _forget(data_plane: weakref.ref[DataPlane]) -> None:
     if found := data_plane():
         for transport in found.transports:
             transport.forget()
+
+
+# Parts of a data plane
+
+
+class Losses:
+    """The peers that are lost or have ended. A loss concerns one peer group, and an end one job rank."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._by_group: dict[str | None, PeerLost] = {}
+        """Peer group -> its loss; under None a loss that concerns all groups."""
+        self._ended: dict[int, str] = {}
+        """Job ranks that have ended, and how."""
+
+    def __bool__(self) -> bool:
+        return bool(self._by_group or self._ended)
+
+    def __iter__(self) -> Iterator[PeerLost]:
+        """Yields the losses, one per peer group."""
+        return iter([*self._by_group.values()])
+
+    def check(self, peer: int, tag: int) -> None:
+        """Implements `DataPlane.check`."""
+        if losses := self._by_group:
+            loss = losses.get(None)
+            if loss is None and peer == self._context.job_rank:
+                loss = next(iter(losses.values()))
+            elif loss is None:
+                loss = losses.get(self._context.group_of(peer))
+            if loss:
+                raise PeerLost(loss.how, loss.job_rank, self._context.route_of(tag)) from loss
+        if peer in self._ended:
+            raise self._context.peer_lost(peer, self._ended[peer], tag)
+
+    def add(self, lost: PeerLost, also: int | None = None) -> None:
+        """Records the first loss of a peer group, or of all groups where it names no job rank. `also` is a
+        job rank whose group shares the loss."""
+        group_of = self._context.group_of
+        groups: set[str | None] = {None if lost.job_rank is None else group_of(lost.job_rank)}
+        if also is not None:
+            groups.add(group_of(also))
+        for group in groups:
+            self._by_group.setdefault(group, lost)
+
+    def add_end(self, job_rank: int, how: str) -> None:
+        self._ended.setdefault(job_rank, how)
+
+    def forget(self, group: str, members: Iterable[int]) -> None:
+        """Clears the loss of a peer group, and the ends of its members."""
+        self._by_group.pop(group, None)
+        for job_rank in members:
+            self._ended.pop(job_rank, None)
+
+
+MAX_EVENTS = 32
+"""The most files of one poll. The standard library's default allocates memory for a thousand in each one."""
+
+
+class Poller:
+    """Calls an action for each file that is readable. The thread that makes a poller polls it; other threads
+    only call `wake`."""
+
+    def __init__(self) -> None:
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Ends a `poll` when it is written to, from any process."""
+        self._epoll = select.epoll()
+        self._actions: dict[int, Callable[[], object]] = {}
+        self.thread = threading.get_ident()
+        """The thread that polls."""
+        self.add(self.bell, self._on_bell)
+
+    def add(self, file: int, act: Callable[[], object]) -> None:
+        """Has `poll` call `act` when the file is readable."""
+        self._actions[file] = act
+        self._epoll.register(file, select.EPOLLIN)
+
+    def remove(self, file: int) -> None:
+        if self._actions.pop(file, None):
+            self._epoll.unregister(file)
+
+    def poll(self, seconds: float | None = None) -> bool:
+        """Waits until a file is readable, and acts on all that are. Returns whether there was one."""
+        ready = self._epoll.poll(seconds, MAX_EVENTS)
+        for file, _ in ready:
+            if act := self._actions.get(file):
+                act()
+        return bool(ready)
+
+    def wait(self) -> None:
+        """Waits until a file is readable, and does not act on it."""
+        self._epoll.poll(None, 1)
+
+    def wake(self) -> None:
+        """Ends a `poll` of the polling thread."""
+        os.eventfd_write(self.bell, 1)
+
+    def close(self) -> None:
+        self._epoll.close()
+        os.close(self.bell)
+
+    def _on_bell(self) -> None:
+        os.eventfd_read(self.bell)

@@ -1,4 +1,5 @@
-"""Connections between processes of one node, and the queue that sends on them without waiting."""
+"""Connections between processes of one node, the socket that accepts them, and the queue that sends on them
+without waiting."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import errno
 import os
 import select
 import socket
+import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from torch import Tensor
 
@@ -22,6 +25,8 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FILES)
 _TRUNCATED, _CLOSE_ON_EXEC = int(socket.MSG_CTRUNC), int(socket.MSG_CMSG_CLOEXEC)
 _PEER_HAS_ENDED = {errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF}
 """Errors of a send where the peer has ended or this process has closed the socket."""
+_CREDENTIALS = struct.Struct("3i")
+"""Pid, uid and gid of a peer, as SO_PEERCRED has them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,36 @@ class Address:
 
 class TooManyFiles(OSError):
     """This process has too many open files to receive those of a message."""
+
+
+class Listener:
+    """The socket at which a job rank accepts connections from the other processes of its node."""
+
+    def __init__(self) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock.bind("")
+        self._sock.listen(4096)
+        self._sock.setblocking(False)
+        self.address = Address(self._sock.getsockname(), os.getpid())
+
+    def accept(self) -> Iterator[socket.socket]:
+        """Yields all pending connections of this user. Those of others are closed."""
+        with suppress(BlockingIOError):
+            while True:
+                sock, _ = self._sock.accept()
+                peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                _, uid, _ = _CREDENTIALS.unpack(peer)
+                if uid == os.getuid():
+                    yield sock
+                else:
+                    sock.close()
+
+    def fileno(self) -> int:
+        """Returns the file of the socket; -1 after `close`."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        self._sock.close()
 
 
 class Connection:

@@ -16,6 +16,7 @@ goodbye, or when its process ends.
 from __future__ import annotations
 
 import hmac
+import os
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -31,18 +32,16 @@ from meshctl.runtime.transports.buffers.frames import bytes_of
 from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
-from meshctl.runtime.transports.local.blocks import PeerBlocks
 from meshctl.runtime.transports.local.connection import (
     Address,
     Connection,
+    Listener,
     SendQueue,
     TooManyFiles,
     close_all,
 )
-from meshctl.runtime.transports.local.listener import Listener
 from meshctl.runtime.transports.local.messages import HEAD, Kind, Message, Use
-from meshctl.runtime.transports.local.out_of_band import OutOfBand, introduce
-from meshctl.runtime.transports.local.processes import PeerProcesses
+from meshctl.runtime.transports.local.out_of_band import OutOfBand, PeerBlocks, introduce
 from meshctl.runtime.transports.transport import Delivery, Lease, Transport
 
 
@@ -427,6 +426,38 @@ class LocalTransport(Transport):
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()
+
+
+class PeerProcesses:
+    """The processes of the peers of a node, watched for their ends."""
+
+    def __init__(self, data_plane: DataPlane, on_end: Callable[[int], None]) -> None:
+        """`on_end` is called with the job rank of a process that has ended, in a wait of the data plane."""
+        self._data_plane, self._on_end = data_plane, on_end
+        self._pidfds: dict[int, int] = {}
+
+    def watch(self, peer: int, pid: int) -> None:
+        try:
+            file = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._data_plane.on_peer_ended(peer, "is gone")
+        else:
+            self._pidfds[peer] = file
+            self._data_plane.add_file(file, partial(self._on_ended, peer))
+
+    def _on_ended(self, peer: int) -> None:
+        self.forget(peer)
+        self._on_end(peer)
+
+    def forget(self, peer: int) -> None:
+        """Ends the watch of a process, if there is one."""
+        if (file := self._pidfds.pop(peer, None)) is not None:
+            self._data_plane.remove_file(file)
+            os.close(file)
+
+    def close(self) -> None:
+        for peer in [*self._pidfds]:
+            self.forget(peer)
 
 
 _Action = Callable[[LocalTransport, Connection, Message], None]

@@ -5,7 +5,7 @@ Frames travel on it in one direction, credits in the other. Each job rank listen
 it reaches the launcher, and refuses connections without the run's token or of another generation.
 
     program         its thread makes one system call per frame, which suffices for a small frame, and sends
-                    a large one from the memory of its tensors while the network takes it fast (`backlog`)
+                    a large one from the memory of its tensors while the network takes it fast (`Backlog`)
     tcp-send        a thread that sends the rest, so that nobody waits for a receiver's program
     tcp-receive     a thread that reads everything into warm memory, whatever the program does
 
@@ -37,8 +37,7 @@ from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, by
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.tcp import sockets
-from meshctl.runtime.transports.tcp.backlog import Backlog
-from meshctl.runtime.transports.tcp.connection import Connection, memoryview_of
+from meshctl.runtime.transports.tcp.connection import Backlog, Connection, memoryview_of
 from meshctl.runtime.transports.tcp.messages import HEAD, Address, Head, Kind, Message
 from meshctl.runtime.transports.tcp.progress import ProgressThread
 from meshctl.runtime.transports.transport import Lease, Transport

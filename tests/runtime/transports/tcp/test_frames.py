@@ -20,7 +20,7 @@ from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.tcp import backlog, sockets
+from meshctl.runtime.transports.tcp import connection, sockets
 from meshctl.runtime.transports.tcp.messages import Address
 from tests.runtime.transports.tcp.connected import LARGE, Listen, Worlds, close_all, in_thread
 
@@ -166,8 +166,8 @@ def test_tensors_may_change_after_they_were_sent_to_a_slow_network(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rest that the sockets have not taken is a copy."""
-    monkeypatch.setattr(backlog, "GRACE_S", 0.0)
-    monkeypatch.setattr(backlog, "LEAST_BYTES_PER_S", 1e15)
+    monkeypatch.setattr(connection, "GRACE_S", 0.0)
+    monkeypatch.setattr(connection, "LEAST_BYTES_PER_S", 1e15)
     (one, _), (two, _) = worlds(2)
     for number in range(3):
         tensor = torch.full((1 << 22,), number)
