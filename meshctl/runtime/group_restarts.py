@@ -40,7 +40,6 @@ from meshctl.runtime.routes.resumable import NEVER, ResumableChannel, ResumableW
 from meshctl.runtime.schedule import Schedule, ScheduledStep
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.returning import ReturningDataPlane
 
 PREFIX = "restarts/"
 """The prefix of the keys of restarts in the store, below that of the attempt."""
@@ -59,7 +58,7 @@ class GroupRestarts:
     def __init__(
         self,
         plan: Plan,
-        plane: ReturningDataPlane,
+        plane: DataPlane,
         store: Store,
         generations: Mapping[str, int],
         connect: Connect,

@@ -57,7 +57,6 @@ from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.trace import Tracer
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
-from meshctl.runtime.transports.returning import ReturningDataPlane
 from meshctl.runtime.user_modes import ModeError
 from meshctl.runtime.world import (
     Control,
@@ -232,7 +231,7 @@ class Worker:
             self._progress,
             wait,
             GroupRestarts(plan, data_plane, connect(), env.generations, connect_again)
-            if isinstance(data_plane, ReturningDataPlane)
+            if data_plane.context.restartable
             else None,
             Rejoining(plan, data_plane.job_rank, connect(), env.generations) if env.generation else None,
         )

@@ -50,7 +50,6 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport
-from meshctl.runtime.transports.returning import ReturningDataPlane
 from meshctl.runtime.transports.tcp.messages import Address as TcpAddress
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
@@ -211,7 +210,7 @@ class Handshake:
         near, far = self._peers()
         device = self._device(near, far)
         context = self._context(device is not None)
-        data_plane = ReturningDataPlane(context) if context.restartable else DataPlane(context)
+        data_plane = DataPlane(context)
         try:
             if len(near) > 1:
                 self._connect_near(data_plane, near, device)

@@ -27,7 +27,6 @@ from meshctl.runtime.routes.negotiation import Weights, plan_again, row_of
 from meshctl.runtime.routes.sync_plan import DTensorLike
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.transports.returning import ReturningDataPlane
 
 NEVER = -1
 """The step of what has not happened."""
@@ -53,19 +52,11 @@ class _Waiting:
         self.plane = context.transport
         self.group, self.peer, self.tag = other.group, other.first_job_rank, context.first_tag + VALUES
 
-    @property
-    def _returning(self) -> ReturningDataPlane | None:
-        """The data plane, unless the other group does not restart alone."""
-        plane = self.plane
-        if isinstance(plane, ReturningDataPlane) and self.group in plane.context.restartable:
-            return plane
-        return None
-
     def attempt(self, operation: Callable[[], T]) -> T | None:
         """Returns the result of an operation. Where the other group is lost meanwhile, waits for its return
         and returns None."""
-        plane = self._returning
-        if plane is None:
+        plane = self.plane
+        if self.group not in plane.context.restartable:
             return operation()
         generation = plane.generation_of(self.peer)
         try:
@@ -82,10 +73,7 @@ class _Waiting:
     def note(self, change: Callable[[], None]) -> bool:
         """Changes what is read when the other group restarts, and returns True. Returns False, after a wait,
         if the group is away."""
-        plane = self._returning
-        if plane is None:
-            change()
-            return True
+        plane = self.plane
         with plane.locked():
             if not plane.is_away(self.group):
                 change()
@@ -109,7 +97,7 @@ class ResumableChannel(Channel):
         self._has: Mapping[int, int] = {}
         """Job rank of a consumer -> the last step that it has from an earlier generation of this group."""
         self._sending = NEVER
-        if isinstance(self._transport, ReturningDataPlane):
+        if self._transport.context.restartable:
             self._transport.allow(self._tag + VALUES, kept + self.route.slots)
 
     @property
@@ -199,7 +187,7 @@ class ResumableWeights(WeightChannel):
         self._allow_more()
 
     def _allow_more(self) -> None:
-        if isinstance(self._transport, ReturningDataPlane):
+        if self._transport.context.restartable:
             frames = (self._lag + 3) * self._buckets.slots(self._lag + 1)
             self._transport.allow(self._tag + VALUES, frames)
 

@@ -15,6 +15,16 @@ A tensor that its receivers can read in place travels out of band, beside the fr
 Job ranks belong to peer groups. A loss concerns one peer group: receivers that wait for other groups go on.
 `reopen` clears the loss and raises the generation of the group; connections and frames of an older
 generation are refused.
+
+The loss of a group that restarts alone is no error: the group is away until it is reopened.
+
+    plane.suspend(group)                        from now on, nothing is exchanged with the group
+    with plane.turn.wanted(): plane.reopen(...) while the program waits, or runs code of a component
+    plane.await_return(group, peer, tag)        waits until that has been done
+
+What the program waits for, here or in a collective of a component, may depend on other workers that wait for
+that group. So another thread reopens its routes: at once if the program waits or runs code of a component,
+else as soon as it does. The thread never waits for a peer.
 """
 
 from __future__ import annotations
@@ -25,6 +35,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -33,24 +44,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.runtime.devices.backend import finish
 from meshctl.runtime.trace import NoTrace
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
-from meshctl.runtime.transports.turn import NoTurn
+from meshctl.runtime.transports.turn import NoTurn, Turn
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
 
 
 class DataPlane:
-    turn = NoTurn()
     trace = NoTrace()
 
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
+        self.turn: NoTurn = Turn(partial(finish, context.device)) if context.restartable else NoTurn()
         self._slots, self._generations = dict(context.slots), dict(context.generations)
+        self._extra: dict[int, int] = {}
+        """Tag -> the frames that may be in flight beyond its slots."""
+        self._away: set[str] = set()
+        """The groups of which a process has ended, until they are reopened."""
+        self._is_forced = False
         self._transport_to: dict[int, Transport] = {}
         self.transports: tuple[Transport, ...] = ()
         self._loopback, self._lock = Loopback(), threading.RLock()
@@ -76,7 +93,20 @@ class DataPlane:
 
     def slots(self, tag: int) -> int:
         """Returns how many frames of a tag may be in flight between two job ranks."""
-        return self._slots.get(tag, SLOTS)
+        return self._slots.get(tag, SLOTS) + self._extra.get(tag, 0)
+
+    def allow(self, tag: int, frames: int) -> None:
+        """Lets further frames of a tag be in flight for a while after a restart, beyond its slots."""
+        self._extra[tag] = frames
+
+    @contextmanager
+    def forced(self) -> Iterator[None]:
+        """Sends beyond the slots of receivers, without waiting."""
+        self._is_forced = True
+        try:
+            yield
+        finally:
+            self._is_forced = False
 
     def transport_to(self, job_rank: int) -> Transport:
         return self._transport_to.get(job_rank, self._loopback)
@@ -93,8 +123,9 @@ class DataPlane:
     def alloc(self, nbytes: int) -> Tensor:
         """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a
         copy."""
-        found = (memory for each in self.transports if (memory := each.alloc(nbytes)) is not None)
-        memory = next(found, None)
+        with self.turn.exclusive():  # an endpoint may call it
+            found = (memory for each in self.transports if (memory := each.alloc(nbytes)) is not None)
+            memory = next(found, None)
         return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
 
     def concat(self, tensors: list[Tensor]) -> Tensor:
@@ -206,6 +237,10 @@ class DataPlane:
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
         credits = self._credits
+        if self._away:
+            for to, tag in wanted:
+                if self.context.group_of(to) in self._away:
+                    raise self.peer_lost(to, "restarts", tag)
         with self._lock:
             for key in wanted:
                 if credits.get(key, 0) <= 0 and not self._has_slot(key):
@@ -221,6 +256,8 @@ class DataPlane:
         return credits[key] > 0
 
     def _await_slot(self, key: tuple[int, int]) -> None:
+        if self._is_forced:
+            return
         begin = perf_counter()
         self._wait(partial(self._has_slot, key), *key)
         self.trace.add("wait", f"free slot of {self.name_of(key[0])}", begin, perf_counter())
@@ -296,7 +333,8 @@ class DataPlane:
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
         is_tag = 0 <= tag < self.context.tag_count
-        if not is_tag or len(self._inbox.get((source, tag), ())) >= (self._slots.get(tag, SLOTS) or SLOTS):
+        most = (self._slots.get(tag, SLOTS) or SLOTS) + self._extra.get(tag, 0)
+        if not is_tag or len(self._inbox.get((source, tag), ())) >= most:
             raise ProtocolError(NO_SLOT.format(tag))
 
     def on_message(
@@ -389,43 +427,103 @@ class DataPlane:
         elif threading.get_ident() != self._poller.thread:
             self._poller.wake()
 
+    def await_return(self, group: str, peer: int, tag: int) -> None:
+        """Waits until a group is reopened. `peer` and `tag` are those for which this process waits. Raises
+        `PeerLost` for any other loss."""
+        with self._lock:
+            if group in self._away:
+                self._wait_for(lambda: group not in self._away, lambda: False, peer, tag)
+
     def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
-        """Waits until `ready` returns true, which depends on what a peer does under a tag. The caller holds
-        the lock."""
+        """Waits until `ready` returns true, which depends on what a peer does under a tag. The caller uses
+        the plane, and holds the lock once. Raises `PeerLost`, also where the peer's group restarts."""
         if ready():
             return
+        group, generation = self.context.group_of(peer), self.generation_of(peer)
+        self._wait_for(
+            ready, lambda: group in self._away or self.generation_of(peer) != generation, peer, tag
+        )
+
+    def _wait_for(self, ready: Callable[[], bool], is_void: Callable[[], bool], peer: int, tag: int) -> None:
         on_wait = self.context.on_wait
         on_wait(peer, tag)
         while True:
-            if self.losses:
-                self.losses.check(peer, tag)
-            if self._poller is None:
-                self._state.wait()
-            else:
-                self._lock.release()
-                try:
-                    self._poller.poll(None)
-                finally:
-                    self._lock.acquire()
+            if is_void():
+                on_wait(-1, -1)
+                raise self.peer_lost(peer, "restarts", tag)
             if ready():
                 on_wait(-1, -1)
                 return
+            if self.losses:
+                self.losses.check(self.job_rank if self.returns(peer) else peer, tag)
+            self._await_change()
+
+    def _await_change(self) -> None:
+        """Waits for a message, or until another thread calls `notify`. Other threads use the plane
+        meanwhile."""
+        poller = self._poller
+        self.turn.give()
+        try:
+            if poller is None:
+                self._state.wait()
+            else:
+                self._unlocked(poller.wait)
+        finally:
+            self._unlocked(self.turn.take)
+        if poller:
+            self._unlocked(self.poll)  # only now, as another thread may have closed files
+
+    def _unlocked(self, act: Callable[[], object]) -> None:
+        self._lock.release()
+        try:
+            act()
+        finally:
+            self._lock.acquire()
 
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
         """Raises `PeerLost` if a member of the peer's group is lost; for this job rank, of any group."""
+        if self.context.group_of(peer) in self._away:
+            raise self.peer_lost(peer, "restarts", tag)
         self.losses.check(peer, tag)
+
+    def returns(self, job_rank: int) -> bool:
+        """Returns whether the group of a job rank restarts alone after a loss."""
+        return self.context.group_of(job_rank) in self.context.restartable
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the other threads from changing which groups are away."""
+        with self._lock:
+            yield
+
+    def is_away(self, group: str) -> bool:
+        return group in self._away
+
+    def suspend(self, group: str) -> None:
+        """Ends all waits for a group, from any thread. They begin again once it is reopened."""
+        with self._lock:
+            self._away.add(group)
+            self._notify()
 
     def fail(self, lost: PeerLost, also: int | None = None) -> None:
         """Records a loss for the peer group of the lost job rank, or for all groups where it names none.
-        `also` is a job rank whose group shares the loss."""
+        `also` is a job rank whose group shares the loss. A group that restarts alone is away instead."""
+        if lost.job_rank is not None and self.returns(lost.job_rank):
+            self.suspend(self.context.group_of(lost.job_rank))
+            if also is not None:
+                self.fail(self.peer_lost(also, f"is gone, after {self.name_of(lost.job_rank)}"))
+            return
         with self._lock:
             self.losses.add(lost, also)
             self._notify()
 
     def on_peer_ended(self, job_rank: int, how: str) -> None:
         """Records the end of a job rank: only waits for this job rank fail."""
+        if self.returns(job_rank) and not self.context.has_left(job_rank):
+            self.fail(self.peer_lost(job_rank, how))
+            return
         with self._lock:
             self.losses.add_end(job_rank, how)
             self._notify()
@@ -472,17 +570,20 @@ class DataPlane:
                 self._inbox[key].clear()
             for key in [key for key in self._credits if key[0] in members]:
                 del self._credits[key]
+            self._away.discard(group)
+            self._notify()
 
     def close(self) -> None:
         """Says goodbye after the last frame, waits for the goodbyes of all peers and releases everything.
         Raises `PeerLost`."""
-        try:
-            for transport in self.transports:
-                transport.leave()
-            for transport in self.transports:
-                transport.close()
-        finally:
-            self._close_local()
+        with self.turn.held():
+            try:
+                for transport in self.transports:
+                    transport.leave()
+                for transport in self.transports:
+                    transport.close()
+            finally:
+                self._close_local()
 
     def release(self) -> None:
         """Releases everything without waiting for peers."""

@@ -29,8 +29,22 @@ class NoTurn:
     def finish(self) -> None:
         """Waits until the worker's device has done what this thread has queued."""
 
+    def give(self) -> None:
+        """Lets other threads use the data plane, until `take`."""
+
+    def take(self) -> None:
+        """Begins a turn, after that of a thread that wants one. The caller has none."""
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Keeps other threads from the data plane, whether this thread has its turn or not."""
+        return nullcontext()
+
     def held(self) -> AbstractContextManager[None]:
         """Uses the data plane, with the exceptions above."""
+        return nullcontext()
+
+    def wanted(self) -> AbstractContextManager[None]:
+        """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
         return nullcontext()
 
     def during(self, call: Callable[P, T]) -> Callable[P, T]:
@@ -55,8 +69,10 @@ class Turn(NoTurn):
     def finish(self) -> None:
         self._finish()
 
+    def exclusive(self) -> AbstractContextManager[object]:
+        return self.lock
+
     def take(self) -> None:
-        """Begins a turn, after that of a thread that wants one. The caller has none."""
         if self.is_wanted:  # the lock alone may come back to the thread that has just released it
             self._was_taken.wait()
         self.lock.acquire()
@@ -74,7 +90,6 @@ class Turn(NoTurn):
 
     @contextmanager
     def wanted(self) -> Iterator[None]:
-        """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
         self._was_taken.clear()
         self.is_wanted = True
         with self.lock:
