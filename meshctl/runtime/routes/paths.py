@@ -9,6 +9,8 @@ lack a step then.
 
 from __future__ import annotations
 
+from functools import cache
+
 from meshctl.runtime.routes.end import RouteContext
 from meshctl.topology.consumers import ConsumerParts
 
@@ -23,28 +25,12 @@ class Paths:
         self._is_resumable = context.is_resumable
         self._forwards = not (context.is_resumable and context.producer.is_restartable)
         self._producers, self._consumers = producers, consumers
-        self._destinations: dict[tuple[int, int], list[list[int]]] = {}
-        self._inline_max: dict[tuple[int, int], int] = {}
-        self._forwarders: dict[tuple[int, int, int], list[int]] = {}
-        self._shared: dict[tuple[int, tuple[int, ...]], bool] = {}
+        self.destinations = cache(self._destinations)
+        self.can_write_together = cache(self._can_write_together)
+        self.forwarding = cache(self._forwarding)
 
-    def destinations(self, part: int, producer: int) -> list[list[int]]:
+    def _destinations(self, part: int, producer: int) -> list[list[int]]:
         """Returns the job ranks to which a producer sends a part; those of one list read the same memory."""
-        found = self._destinations.get((part, producer))
-        if found is None:
-            found = self._destinations[part, producer] = self._find_destinations(part, producer)
-        return found
-
-    def inline_max(self, part: int, producer: int) -> int:
-        """Returns the largest frame, in bytes, that all destinations receive in a message."""
-        found = self._inline_max.get((part, producer))
-        if found is None:
-            destinations = self.destinations(part, producer)
-            most = min([self._transport.inline_max(job_ranks) for job_ranks in destinations], default=0)
-            found = self._inline_max[part, producer] = most
-        return found
-
-    def _find_destinations(self, part: int, producer: int) -> list[list[int]]:
         here = self._node_of_producer(producer)
         near, far = list[int](), dict[int, int]()
         for rank in self._consumers.ranks[part]:
@@ -60,17 +46,11 @@ class Paths:
             return [near, *one_by_one]
         return [*([other] for other in near), *one_by_one]
 
-    def can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
+    def _can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
         """Returns whether some producers, the leader of a part and all of its consumers are on one node and
         can use the same frame. Where a group may restart, each producer sends alone, also once more."""
         if self._is_resumable:
             return False
-        found = self._shared.get((part, producers))
-        if found is None:
-            found = self._shared[part, producers] = self._find_shared(part, producers)
-        return found
-
-    def _find_shared(self, part: int, producers: tuple[int, ...]) -> bool:
         writers, readers = {self._consumers.leaders[part], *producers}, self._consumers.ranks[part]
         nodes = {self._node_of_producer(writer) for writer in writers}
         nodes |= {self._consumer.node_of(rank) for rank in readers}
@@ -78,15 +58,9 @@ class Paths:
         job_ranks += [self._consumer.job_rank(rank) for rank in readers]
         return len(nodes) == 1 and self._transport.shares_memory(job_ranks)
 
-    def forwarding(self, rank: int, part: int, producer: int) -> list[int]:
+    def _forwarding(self, rank: int, part: int, producer: int) -> list[int]:
         """Returns the job ranks of a rank's node that share the frames of a producer on another node; the
         first of them receives and forwards. Empty if the rank receives from the producer itself."""
-        found = self._forwarders.get((rank, part, producer))
-        if found is None:
-            found = self._forwarders[rank, part, producer] = self._find_forwarding(rank, part, producer)
-        return found
-
-    def _find_forwarding(self, rank: int, part: int, producer: int) -> list[int]:
         node = self._consumer.node_of(rank)
         if self._node_of_producer(producer) == node or not self._forwards:
             return []
