@@ -43,6 +43,7 @@ from meshctl.runtime.routes.header import (
     digest_of,
     encode,
     encode_parts,
+    is_cut_by_counts,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
 from meshctl.runtime.routes.paths import Paths
@@ -92,6 +93,8 @@ class Channel:
         self._set_producers(producers.ranks(self._producer.mesh))
         self._me = self._producers.index(context.rank) if context.rank in self._producers else None
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
+        self._last: tuple[Any, Partition | None] = None, None
+        """The last partition that follows from numbers of samples alone, behind these numbers."""
         self._seed = crc32(repr((self.route, *sides)).encode())
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
@@ -175,7 +178,14 @@ class Channel:
         return headers, self._partition(headers)
 
     def _partition(self, headers: Sequence[ProducerHeader]) -> Partition | None:
-        return partition_of(self.route, self._consumer.mesh, self._consumer.execute, headers)
+        """Returns the parts of a step, which are those of the last step where only the ids differ."""
+        key = [header.schema and (header.schema.grid, header.schema.group_depth) for header in headers]
+        if not self._dispatch.is_even or not is_cut_by_counts(headers):
+            return partition_of(self.route, self._consumer.mesh, self._consumer.execute, headers)
+        if key != self._last[0]:
+            found = partition_of(self.route, self._consumer.mesh, self._consumer.execute, headers)
+            self._last = key, found
+        return self._last[1]
 
     def _describe(self, value: Any, weight: float) -> ProducerHeader:
         """Returns what the other producers and the consumers must know of this rank's value. Raises

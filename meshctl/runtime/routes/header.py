@@ -346,6 +346,8 @@ def is_cut_by_counts(headers: Sequence[ProducerHeader]) -> bool:
             if not is_even or (next_id is not None and header.ids < next_id):
                 return False
             next_id = header.ids + schema.grid[0]
+        elif not header.is_end:
+            return False
     return True
 
 

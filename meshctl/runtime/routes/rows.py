@@ -19,7 +19,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, is_sent, on_device
 from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove
-from meshctl.topology.samples import Run
+from meshctl.topology.samples import Grid, Run
 
 INDEX_MAX_ROW_BYTES = 1 << 10
 """Rows smaller than this are gathered by an index where there are many of them."""
@@ -115,7 +115,7 @@ def lengths_of(batch: Batch) -> dict[str, Tensor]:
 
 
 def empty_like(
-    schema: Schema, rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int
+    schema: Schema, rows: int, lengths: Mapping[str, Tensor], ids: Tensor | Grid, group_depth: int
 ) -> Batch:
     """Returns a batch of `rows` samples without values: its columns are tensors on `meta`.
 

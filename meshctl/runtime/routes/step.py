@@ -144,8 +144,14 @@ class StepHeader:
         none = torch.empty((0, depth), dtype=torch.int64)
         return Batch(without_rows(schema.columns), ids=none, group_depth=schema.group_depth)
 
-    def ids_of(self, part: int) -> Tensor:
-        """Returns the ids of a part, int64 `[n, depth]`."""
+    def ids_of(self, part: int) -> Tensor | Grid:
+        """Returns the ids of a part: a grid where they are consecutive numbers, else int64 `[n, depth]`."""
+        ids = [(self.headers[producer], start, stop) for producer, start, stop in self.partition.parts[part]]
+        if all(header.schema and len(header.schema.grid) == 1 for header, _, _ in ids):
+            firsts = [header.ids + start for header, start, _ in ids]
+            afters = [header.ids + stop for header, _, stop in ids]
+            if firsts[1:] == afters[:-1]:
+                return Grid(firsts[0], (afters[-1] - firsts[0],))
         return self._rows_of(part, self._ids)
 
     @cached_property
