@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshctl.view.opened_run import OpenedRun as OpenedRun
     from meshctl.view.opened_run import open_run as open_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "Batch": "meshctl.runtime.batch.batch",

@@ -21,8 +21,8 @@ from meshctl.cli.output import refuse, silence, why
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Report
 from meshctl.recipe.compose.folders import contents, is_dir, real, shipped
-from meshctl.recipe.compose.overrides import is_override
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
+from meshctl.recipe.compose.yaml_tree import is_override
 from meshctl.recipe.fixes import apply, compatible
 from meshctl.view.reports import STDIN
 from meshctl.view.reports.text import shown

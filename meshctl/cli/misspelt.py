@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 COMMANDS = ("launch", "validate", "config", "show-topology", "doctor")
 HYDRA = {
@@ -46,7 +47,7 @@ def answer(arguments: Sequence[str]) -> str:
 
 
 def _problems(command: str, arguments: Sequence[str]) -> Iterator[str]:
-    for argument, following in zip(arguments, [*arguments[1:], "VALUE"], strict=True):
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="VALUE"):
         name = argument.partition("=")[0]
         if name in HYDRA and command != "doctor":
             yield f"`{name}` is a flag of Hydra; the same is: meshctl {HYDRA[name]}"

@@ -1,6 +1,6 @@
 """The connection between a node process and the head: JSON objects, one per line, both ways.
 
-    node -> head    {"node": 1, "version": "0.1.0", "package": DIGEST, "plan": DIGEST, "nonce": HEX}
+    node -> head    {"node": 1, "version": "0.2.0", "package": DIGEST, "plan": DIGEST, "nonce": HEX}
     head -> node    {"nonce": HEX, "proof": HEX, "lease_s": 15.0}      or {"refused": "why"}
     node -> head    {"proof": HEX}
 

@@ -270,10 +270,19 @@ def why_dead(error: Exception) -> str:
 
 
 def is_feasible(bundles: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]]) -> bool:
-    """Returns whether there are enough machines, and one that can hold each bundle. Machines for all of them
-    together are Ray's to find."""
-    fit = all(any(holds(has, one) for has in machines) for one in bundles)
-    return len(bundles) <= len(machines) and fit
+    """Returns whether each bundle can have a machine of its own, by augmenting paths."""
+    holder: dict[int, int] = {}
+
+    def has_place(bundle: int, tried: set[int]) -> bool:
+        for number, machine in enumerate(machines):
+            if number not in tried and holds(machine, bundles[bundle]):
+                tried.add(number)
+                if number not in holder or has_place(holder[number], tried):
+                    holder[number] = bundle
+                    return True
+        return False
+
+    return all(has_place(bundle, set()) for bundle in range(len(bundles)))
 
 
 def holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:

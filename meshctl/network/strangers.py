@@ -60,7 +60,7 @@ def overdue(peers: Collection[Peer], now: float) -> list[Peer]:
     return [one for one in peers if one.connection.peer_host == crowd and now - one.began > CROWDED_S]
 
 
-class Strangers(Counter[str]):
+class RejectedPeers(Counter[str]):
     """Host -> the number of its connections that were dropped."""
 
     def note(self, host: str, count: int = 1) -> None:
@@ -85,7 +85,7 @@ class Arrivals(Generic[Peer]):
         self._is_accepting = True
         self._strangers: dict[int, Peer] = {}
         """File -> the peer that has it."""
-        self.dropped = Strangers()
+        self.dropped = RejectedPeers()
         """The connections that were dropped."""
 
     def accept(self) -> None:

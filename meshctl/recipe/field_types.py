@@ -20,8 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.compose.overrides import is_override
-from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node
+from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, is_override
 from meshctl.recipe.editor_schema import (
     AUTO,
     MAX_COUNT,

@@ -30,8 +30,7 @@ from meshctl.recipe.compose import interpolation, yaml_scalars
 from meshctl.recipe.compose.composition import Composed, compose
 from meshctl.recipe.compose.errors import LOOKALIKES
 from meshctl.recipe.compose.folders import config_folders, is_file, real
-from meshctl.recipe.compose.overrides import is_override
-from meshctl.recipe.compose.yaml_tree import Node, of_plain, plain, put
+from meshctl.recipe.compose.yaml_tree import Node, is_override, of_plain, plain, put
 from meshctl.recipe.field_types import is_run_name
 from meshctl.recipe.fixes import keep_safe
 from meshctl.recipe.model import Recipe

@@ -21,8 +21,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose import yaml_scalars
 from meshctl.recipe.compose.interpolation import references
-from meshctl.recipe.compose.overrides import is_override
-from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, replaced
+from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, is_override, leaves, plain, replaced
 from meshctl.recipe.field_types import Section
 from meshctl.recipe.fields import BEST, BLOCK, CALL, CHECKPOINT, GROUP, POOL, RECIPE, REPEAT, RUN, STOP, SYNC
 from meshctl.recipe.load import Loaded

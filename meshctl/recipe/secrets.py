@@ -20,8 +20,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.interpolation import references
-from meshctl.recipe.compose.overrides import is_override
-from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, leaves, plain, with_leaves
+from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, is_override, leaves, plain, with_leaves
 from meshctl.recipe.fields import RECIPE
 from meshctl.text.redaction import (
     HIDDEN,

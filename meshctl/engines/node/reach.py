@@ -22,7 +22,7 @@ from contextlib import suppress
 from meshctl.network.addresses import joined, listen, split
 from meshctl.network.authentication import is_proof, new_nonce, proof_of
 from meshctl.network.connection import Connection, ProtocolError, encoded
-from meshctl.network.strangers import STRANGER_S, STRANGERS_MAX, Strangers
+from meshctl.network.strangers import STRANGER_S, STRANGERS_MAX, RejectedPeers
 
 REACH_S = 10.0
 """Seconds within which a peer must answer."""
@@ -47,7 +47,7 @@ class Door:
         self.address = joined(host, self._listener.getsockname()[1])
         self._callers: dict[Connection, float] = {}
         """Connection -> when it was accepted."""
-        self.strangers = Strangers()
+        self.strangers = RejectedPeers()
         """The connections that were dropped because they were no calls of this run."""
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from meshctl.engines.supervise.cause import Cause
 from meshctl.network.connection import Message
-from meshctl.network.strangers import Strangers
+from meshctl.network.strangers import RejectedPeers
 from meshctl.run.clock_offset import Offset
 from meshctl.run.events import Event
 from meshctl.text.english import counted
@@ -157,7 +157,7 @@ class StrangerWatch(Watch):
     def __init__(self, sources: Callable[[], Iterable[Mapping[str, int]]]) -> None:
         """`sources` returns what the listeners of the head and of the nodes have counted."""
         self._sources = sources
-        self._of_workers = Strangers()
+        self._of_workers = RejectedPeers()
         self._reported = 0
 
     def add(self, event: Event, now: float = 0.0) -> None:
@@ -170,7 +170,7 @@ class StrangerWatch(Watch):
 
     def at_end(self) -> Iterator[str]:
         """Yields a report of all, unless it was given already."""
-        found = Strangers(self._of_workers)
+        found = RejectedPeers(self._of_workers)
         for source in self._sources():
             found.note_all(source)
         total = sum(found.values())

@@ -147,10 +147,6 @@ def file_of(number: int) -> str:
     return f"override {number}"
 
 
-def is_override(file: str) -> bool:
-    return re.fullmatch(r"override \d+", file) is not None
-
-
 # Parsing
 
 

@@ -228,3 +228,8 @@ def without(root: Node, path: KeyPath) -> Node:
     if rest:
         return replace(root, value={**root.value, first: without(root.value[first], rest)})
     return replace(root, value={key: item for key, item in root.value.items() if key != first})
+
+
+def is_override(file: str) -> bool:
+    """Returns whether the file of a span is an override of the command line."""
+    return re.fullmatch(r"override \d+", file) is not None

@@ -216,13 +216,13 @@ def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: s
 # Keys without effect
 
 
-def words_have_effect(facts: Facts) -> Iterator[Diagnostic]:
+def keys_have_effect(facts: Facts) -> Iterator[Diagnostic]:
     """Every stated value of `dispatch` and `execute` has an effect."""
     for stage in facts.known_calls:
         if not stage.inputs:
             yield from _idle_words_without_inputs(facts, stage)
         for given in stage.inputs:
-            yield from _idle_words_of_input(facts, stage, given)
+            yield from _unused_keys_of_input(facts, stage, given)
 
 
 def _partitioning(words: DispatchWords) -> list[str]:
@@ -230,7 +230,7 @@ def _partitioning(words: DispatchWords) -> list[str]:
     return [key for key in ("balance", "home", "split_groups", "equal_counts") if getattr(words, key)]
 
 
-def _idle_words_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
+def _unused_keys_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
     path: tuple[str, ...] = ("pipeline", stage.name, "dispatch")
     if given.dispatch:
         path = ("pipeline", stage.name, "in", given.parameter, "dispatch")

@@ -36,7 +36,6 @@ from meshctl.runtime.transports.buffers.frames import (
     FrameError,
     fits,
     not_sent,
-    on_device,
     unpack,
 )
 from meshctl.topology.modes import Dispatch
@@ -163,8 +162,8 @@ def describe(
     ragged: dict[str, int] = {}
     mappable: list[str] = []
     for name, column in batch.columns.items():
-        columns[name] = _kind(name, column)
-        if isinstance(column, Ragged) and not on_device(column.values):
+        columns[name] = kind = _kind(name, column)
+        if isinstance(column, Ragged) and kind[0] == "ragged":
             ragged[name] = numbers.lengths(column)
         elif isinstance(column, Tensor) and not alone and column.nbytes >= MIN_MAPPED_BYTES:
             mappable += [name] * is_mappable(column)

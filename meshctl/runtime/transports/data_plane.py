@@ -51,7 +51,7 @@ from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
-from meshctl.runtime.transports.turn import NoTurn, Turn
+from meshctl.runtime.transports.turn import DataPlaneLock, NoLock
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
 
@@ -61,7 +61,9 @@ class DataPlane:
 
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
-        self.turn: NoTurn = Turn(partial(finish, context.device)) if context.restartable else NoTurn()
+        self.turn: NoLock = (
+            DataPlaneLock(partial(finish, context.device)) if context.restartable else NoLock()
+        )
         self._slots, self._generations = dict(context.slots), dict(context.generations)
         self._extra: dict[int, int] = {}
         """Tag -> the frames that may be in flight beyond its slots."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meshctl.network.strangers import Strangers
+from meshctl.network.strangers import RejectedPeers
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 
 EMPTY = torch.empty(0, dtype=torch.uint8)
@@ -73,7 +73,7 @@ class Transport:
     """True if several job ranks may write to one frame, each to a part of it."""
     inline_max = 0
     """Largest frame, in bytes, for `post_inline`."""
-    strangers = Strangers()
+    strangers = RejectedPeers()
     """The connections that were dropped, because their peers did not have the token."""
 
     def alloc(self, nbytes: int) -> Tensor | None:

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class NoTurn:
+class NoLock:
     """The turns of a data plane that only the program uses."""
 
     def finish(self) -> None:
@@ -56,7 +56,7 @@ class NoTurn:
         return stream
 
 
-class Turn(NoTurn):
+class DataPlaneLock(NoLock):
     def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
         """`finish` waits until the worker's device has done what this thread has queued."""
         self._finish = finish

@@ -1,7 +1,7 @@
 """A report as JSON, for programs. `version` changes if a key is removed or changes its meaning; keys may be
 added.
 
-    {"version": 1, "meshctl": "0.1.0", "exit_code": 1, "recipes": [
+    {"version": 1, "meshctl": "0.2.0", "exit_code": 1, "recipes": [
       {"recipe": "grpo.yaml", "exit_code": 1, "errors": 1, "warnings": 0, "notes": 0, "fixable": 0, "summary":
       ..., "plan": null,
        "fixed": [], "diagnostics": [

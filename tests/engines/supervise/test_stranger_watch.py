@@ -10,12 +10,12 @@ from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.engines.supervise.watches import StrangerWatch
 from meshctl.network import strangers
-from meshctl.network.strangers import HOSTS_MAX, OTHERS, Strangers
+from meshctl.network.strangers import HOSTS_MAX, OTHERS, RejectedPeers
 from meshctl.run.events import Event
 
 
 def test_the_first_are_reported_at_once_and_all_at_the_end() -> None:
-    head, node = Strangers(), Strangers()
+    head, node = RejectedPeers(), RejectedPeers()
     watch = StrangerWatch(lambda: [head, node])
     assert [*watch.poll(), *watch.at_end()] == []
     head.note("10.0.0.7")
@@ -30,7 +30,7 @@ def test_the_first_are_reported_at_once_and_all_at_the_end() -> None:
 
 
 def test_the_number_of_hosts_is_bounded() -> None:
-    found = Strangers()
+    found = RejectedPeers()
     for number in range(HOSTS_MAX + 5):
         found.note(f"h{number}")
     assert found[OTHERS] == 5 and len(found) == HOSTS_MAX + 1

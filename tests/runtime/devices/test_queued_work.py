@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from meshctl.runtime.devices.backend import finish, own_stream
-from meshctl.runtime.transports.turn import Turn
+from meshctl.runtime.transports.turn import DataPlaneLock
 from tests.runtime.devices.standin import gpus
 
 LONG = 4_000_000_000
@@ -32,7 +32,7 @@ def test_another_thread_copies_while_the_device_does_what_the_program_has_queued
 @gpus(1)
 def test_what_a_component_has_queued_is_done_before_the_program_goes_on() -> None:
     device, end = torch.device("cuda", 0), torch.cuda.Event()
-    turn, taken = Turn(partial(finish, device)), list[bool]()
+    turn, taken = DataPlaneLock(partial(finish, device)), list[bool]()
 
     def call() -> None:
         torch.cuda._sleep(LONG)

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from meshctl.runtime.transports.turn import NoTurn, Turn
+from meshctl.runtime.transports.turn import DataPlaneLock, NoLock
 from tests.hang import HANG_S
 
 
@@ -22,7 +22,7 @@ def other(act: Callable[[], object]) -> Iterator[threading.Thread]:
     assert not thread.is_alive()
 
 
-def wanting(turn: Turn, act: Callable[[], object]) -> Callable[[], None]:
+def wanting(turn: DataPlaneLock, act: Callable[[], object]) -> Callable[[], None]:
     def run() -> None:
         with turn.wanted():
             act()
@@ -30,14 +30,14 @@ def wanting(turn: Turn, act: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def until_wanted(turn: Turn) -> None:
+def until_wanted(turn: DataPlaneLock) -> None:
     while not turn.is_wanted:
         pass
 
 
 def test_another_thread_has_its_turn_while_a_component_runs() -> None:
     """The component waits for what the other thread does."""
-    turn, done = Turn(), threading.Event()
+    turn, done = DataPlaneLock(), threading.Event()
     with other(wanting(turn, done.set)), turn.held():
         assert turn.during(done.wait)(HANG_S)
 
@@ -45,7 +45,7 @@ def test_another_thread_has_its_turn_while_a_component_runs() -> None:
 def test_another_thread_comes_before_the_program_has_its_turn_again() -> None:
     """The program gives its turn for a moment only, and would mostly be the first one to have it again."""
     for _ in range(200):
-        turn, order = Turn(), list[str]()
+        turn, order = DataPlaneLock(), list[str]()
         with turn.held(), other(wanting(turn, partial(order.append, "other"))):
             until_wanted(turn)
             turn.during(int)()
@@ -54,7 +54,7 @@ def test_another_thread_comes_before_the_program_has_its_turn_again() -> None:
 
 
 def test_the_program_has_its_turn_again_after_an_exception() -> None:
-    turn, done = Turn(), threading.Event()
+    turn, done = DataPlaneLock(), threading.Event()
 
     def fail() -> None:
         raise ValueError
@@ -72,7 +72,7 @@ def test_the_program_has_its_turn_again_after_an_exception() -> None:
 
 def test_a_stream_is_read_within_the_turn_of_the_program() -> None:
     """Its reader gives the turn, and the stream has it. Nothing else refers to an item that was read."""
-    turn, free = Turn(), list[bool]()
+    turn, free = DataPlaneLock(), list[bool]()
 
     class Item:
         pass
@@ -102,6 +102,6 @@ def test_a_stream_is_read_within_the_turn_of_the_program() -> None:
 
 
 def test_without_other_threads_nothing_changes() -> None:
-    turn, stream = NoTurn(), iter([1, 2])
+    turn, stream = NoLock(), iter([1, 2])
     with turn.held():
         assert turn.during(int) is int and turn.read(stream) is stream
