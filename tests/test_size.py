@@ -27,7 +27,7 @@ ROOMS = {
     "rewards": 943,
     "run": 4027,
     "runtime": 17016,
-    "text": 657,
+    "text": 672,
     "topology": 4285,
     "trackers": 1097,
     "view": 9082,
@@ -35,7 +35,7 @@ ROOMS = {
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
 TOTAL = 90_400
-TESTS = 79_000
+TESTS = 79_010
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

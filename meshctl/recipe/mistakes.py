@@ -68,7 +68,7 @@ for _section in SECTIONS:
             ALIASES.setdefault(_word, {})[_field.key] = None
 
 
-# What a key means
+# The meaning of a key
 
 
 def called(word: str, keys: Iterable[str]) -> str:
@@ -120,7 +120,7 @@ def kind_of(item: Node) -> str:
     return kinds[0] if item.is_mapping and len(kinds) == 1 else ""
 
 
-# Where a key belongs
+# The place of a key
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ in_units(7200.0)                       "2h"
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher, get_close_matches
-from itertools import islice
+from functools import lru_cache
 
 MAX_LISTED = 12
 """Maximum number of words in a list of a message. A longer list ends with the number of the other words."""
@@ -62,13 +62,28 @@ def in_words(quoted: list[str], conjunction: str = "and") -> str:
 
 def similar(word: str, options: Iterable[str]) -> tuple[str, ...]:
     """Returns the options with which a word is worth comparing: all of up to `MAX_COMPARED` options; of more,
-    those with the same first letter and about the same length."""
+    those that are equal to the word after removing at most one letter from each."""
     options = tuple(options)
     if len(options) <= MAX_COMPARED:
         return options
-    first = word[:1].lower()
-    close = (one for one in options if one[:1].lower() == first and abs(len(one) - len(word)) < 2)
-    return tuple(islice(close, MAX_COMPARED))
+    index = _by_shortened(options)
+    found = (option for text in _shortened(word) for option in index.get(text, ()))
+    return tuple(dict.fromkeys(found))
+
+
+@lru_cache(maxsize=8)
+def _by_shortened(options: tuple[str, ...]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for option in options:
+        for text in _shortened(option):
+            found.setdefault(text, []).append(option)
+    return found
+
+
+def _shortened(word: str) -> set[str]:
+    """Returns a word in lower case, and the words that removing one of its letters gives."""
+    word = word.lower()[:MAX_LETTERS]
+    return {word, *(word[:at] + word[at + 1 :] for at in range(len(word)))}
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "distill": {"loss": "distill", "loss_options": {"divergence": "sampled"}},
 }
 ON_TWO_RANKS = ("dapo by groups", "whitened", "ppo", "value")
-"""Those whose advantages or units depend on other ranks, and a critic."""
+"""Losses whose advantages or units depend on other ranks, and a critic."""
 
 
 def model(**arguments: Any) -> Model:

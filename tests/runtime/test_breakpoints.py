@@ -1,4 +1,4 @@
-"""What a worker sets in its process: `breakpoint()` with and without a terminal, and the level of log records."""
+"""Settings of a worker's process: `breakpoint()` with and without a terminal, and the level of log records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each group does in a step, from the sums of its workers, and what bounds the run."""
+"""The time of each group in a step, from the sums of its workers, and what bounds the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `launch` and `doctor` examine: devices, disks, memory and limits, those of this machine and imagined
+"""The examination by `launch` and `doctor`: devices, disks, memory and limits, those of this machine and imagined
 ones."""
 
 from __future__ import annotations

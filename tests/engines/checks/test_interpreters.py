@@ -37,7 +37,7 @@ def answering(folder: Path, **changed: str) -> str:
 
 
 def test_interpreters_that_can_be_used(tmp_path: Path) -> None:
-    """That of the launcher is not examined."""
+    """The interpreter of the launcher is not examined."""
     one, two = Group("one", "cpu", 1, 0), Group("two", "cpu", 1, 1, python=sys.executable)
     check_interpreters(plan(one, two), (str(tmp_path),))
     check_interpreters(plan(one, Group("two", "cpu", 1, 1, python=answering(tmp_path))), (str(tmp_path),))
