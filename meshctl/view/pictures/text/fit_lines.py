@@ -39,7 +39,8 @@ class Section:
 
     def level_for(self, space: int) -> Level:
         """Returns the most detailed level that fits, or the shortest one."""
-        return next((level for level in self.levels if len(level.lines) <= space), self.levels[-1])
+        short = (each for each in self.levels if each.least <= space and len(each.lines) <= space)
+        return next(short, self.levels[-1])
 
     def shortened(self, lines: list[Line], space: int) -> list[Line]:
         if len(lines) <= space:

@@ -62,3 +62,18 @@ function outline() {
   const {outlineStyle, outlineWidth} = getComputedStyle(document.activeElement);
   return `${outlineStyle} ${outlineWidth} on ${document.activeElement.tagName}`;
 }
+
+/* Texts of a plot or of a timeline that overlap. */
+function overlaps() {
+  const found = [];
+  for (const svg of document.querySelectorAll(".lanes, .lane-names, .plot-area, .y-axis")) {
+    const boxes = [...svg.querySelectorAll(":scope > text")].map((one) => [one.textContent, one.getBoundingClientRect()])
+      .filter(([, box]) => box.width);
+    boxes.forEach(([text, box], at) => boxes.slice(at + 1).forEach(([other, its]) => {
+      const wide = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+      const high = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+      if (wide > 1 && high > 5) found.push([svg.className.baseVal, text, other]);
+    }));
+  }
+  return found;
+}
