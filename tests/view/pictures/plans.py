@@ -3,16 +3,15 @@ features at once, one worker, unusual names, and large numbers of everything."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from meshctl.plan.model import Component, Group, Input, Plan, Program, Run, Stage
-from meshctl.plan.views.topology import PlacedComponent, Topology, Warning, topology
+from meshctl.plan.views.topology import Topology, Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
-
-Runs = tuple[tuple[int, int], ...]
 
 
 def plan(
@@ -350,102 +349,62 @@ ODD = [
 ]  # fmt: skip
 
 
+NAMES = {
+    *(
+        "name",
+        "group",
+        "groups",
+        "components",
+        "colocate",
+        "processes",
+        "target",
+        "component",
+        "method",
+        "to",
+    ),
+    *("stages", "parameter", "source", "producer", "consumer", "home"),
+}
+"""The fields of a topology that hold names."""
+
+
+def renamed(value: Any, name: Callable[[str], str], is_name: bool = False) -> Any:
+    """Returns a part of a topology with other names."""
+    if is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            each.name: renamed(getattr(value, each.name), name, each.name in NAMES) for each in fields(value)
+        }
+        return replace(value, **changed)
+    if isinstance(value, tuple):
+        return tuple(renamed(each, name, is_name) for each in value)
+    return name(value) if is_name and isinstance(value, str) and value else value
+
+
 def odd() -> Topology:
     """Every name would do harm if it were not escaped."""
     drawn, names = topology(everything()), dict[str, str]()
 
     def name(text: str) -> str:
-        if text:
-            return names.setdefault(text, ODD[len(names) % len(ODD)] + " " * (len(names) // len(ODD)))
-        return ""
+        return names.setdefault(text, ODD[len(names) % len(ODD)] + " " * (len(names) // len(ODD)))
 
     return replace(
         drawn,
         name="</title><script>alert(1)</script> & \"q\" 'q' {facts}",
-        nodes=tuple(
-            replace(
-                kind,
-                cells=tuple(replace(cell, groups=tuple(map(name, cell.groups))) for cell in kind.cells),
-                processes=tuple((name(of), count) for of, count in kind.processes),
-            )
-            for kind in drawn.nodes
-        ),
-        groups=tuple(
-            replace(of, name=name(of.name), colocate=name(of.colocate), components=tuple(map(name, of.components)))
-            for of in drawn.groups
-        ),
-        components=tuple(replace(of, name=name(of.name), group=name(of.group), target=name(of.target)) for of in drawn.components),
-        stages=tuple(
-            replace(of, name=name(of.name), component=name(of.component), to=name(of.to), method=name(of.method),
-                    inputs=tuple(replace(each, stages=tuple(map(name, each.stages)), parameter=name(each.parameter)) for each in of.inputs))
-            for of in drawn.stages
-        ),
-        routes=tuple(
-            replace(of, name=name(of.name), source=name(of.source), target=name(of.target), producer=name(of.producer),
-                    consumer=name(of.consumer),
-                    parameter=name(of.parameter), dispatch=replace(of.dispatch, home=name(of.dispatch.home)))
-            for of in drawn.routes
-        ),
         warnings=(Warning("MC320", "<img src=x onerror=alert(1)> `code` is idle", "<b>:1:1", "say `</script>`"),),
+        **{part: renamed(getattr(drawn, part), name) for part in ("nodes", "groups", "components", "stages", "routes")},
     )  # fmt: skip
 
 
-def many(number: int = 500) -> Topology:
+def many(number: int) -> Topology:
     """Many groups, components, stages, routes, kinds of nodes and warnings."""
-    drawn = topology(everything())
-    kinds = [
-        replace(drawn.nodes[index % len(drawn.nodes)], nodes=((index, index + 1),)) for index in range(number)
-    ]
-
-    def again(parts: Any, **named: Any) -> tuple[Any, ...]:
-        """Yields the parts repeatedly, with a number after every name."""
-        made = [(parts[index % len(parts)], index // len(parts)) for index in range(number)]
-        return tuple(
-            replace(part, **{key: change(part, f"{times or ''}") for key, change in named.items()})
-            for part, times in made
-        )
-
-    groups = again(
-        drawn.groups,
-        name=lambda of, n: of.name + n,
-        components=lambda of, n: tuple(each + n for each in of.components),
-    )
-    components = again(drawn.components, name=lambda of, n: of.name + n, group=lambda of, n: of.group + n)
-    stages = again(
-        drawn.stages,
-        name=lambda of, n: of.name + n,
-        inputs=lambda of, n: tuple(
-            replace(each, stages=tuple(source + n for source in each.stages)) for each in of.inputs
-        ),
-        component=lambda of, n: of.component + n,
-        to=lambda of, n: of.to and of.to + n,
-    )
-    known = {each.name for each in components}
-    stages = tuple(
-        replace(of, after=at + 1)
-        for at, of in enumerate(stages)
-        if of.component in known and (not of.to or of.to in known)
-    )
-    there = {each.name for each in stages}
-    routes = again(
-        drawn.routes, name=lambda of, n: of.name + n, source=lambda of, n: of.source + n, target=lambda of, n: of.target + n,
-        producer=lambda of, n: of.producer + n, consumer=lambda of, n: of.consumer + n,
-    )  # fmt: skip
-    routes = tuple(
-        of for of in routes if {of.source, of.target} <= there and {of.producer, of.consumer} <= known
-    )
-    groups = tuple(
-        replace(of, components=tuple(each for each in of.components if each in known)) for of in groups
-    )
-    named = {each.name for each in groups}
-    held: tuple[PlacedComponent, ...] = tuple(each for each in components if each.group in named)
+    groups, components, stages = list[Group](), list[Component](), list[Stage]()
+    for index in range(number):
+        kind = ("cuda", "npu", "cpu")[index % 3]
+        where = {"nodes": ((index, index + 1),)} if kind == "cpu" else {}
+        devices = [] if kind == "cpu" else [(4 * index, 4 * index + 4)]
+        groups.append(group(f"group_{index}", kind, 4, *devices, **where))
+        components.append(component(f"component_{index}", groups[-1], dp_size=2, tp_size=2))
+        inputs = [f"stage_{before}" for before in {index - 1, index - 7} if before >= 0]
+        stages.append(call(f"stage_{index}", f"component_{index}.run", *inputs, samples=8, sample_bytes=2000))
+    cluster = Cluster.of(number, cuda=4, npu=4)
     warnings = tuple(Warning(f"MC{index}", "there is much", "", "") for index in range(number))
-    return replace(
-        drawn,
-        groups=groups,
-        components=held,
-        stages=stages,
-        routes=routes,
-        nodes=tuple(kinds),
-        warnings=warnings,
-    )
+    return topology(plan("many", cluster, groups, components, stages), warnings)

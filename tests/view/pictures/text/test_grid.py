@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.pictures.text.grid import example, grid, process_groups, spread
@@ -82,42 +84,24 @@ def test_an_uneven_group_is_shown_by_its_first_ranks() -> None:
     assert example(ProcessGroups("dp", 1, 9, None, (0, 1, 5, 6, 9, 10, 12, 13), "all")) == "0 1 5 …"
 
 
-def rows(order: str, *pairs: str) -> list[str]:
-    found = lanes_of(list(order), [(pair[0], pair[1]) for pair in pairs], dict.fromkeys(order, ""))
-    assert found
-    return [found.stages[name].text.rstrip() + name for name in order]
-
-
-def test_a_chain() -> None:
-    assert rows("abc", "ab", "bc") == ["╭───a", "╰─┬─b", "  ╰─c"]
-
-
-def test_a_value_with_two_consumers_goes_on() -> None:
-    assert rows("abcd", "ab", "ac", "bd", "cd") == ["╭─────a", "├─┬───b", "╰─│─┬─c", "  ╰─┴─d"]
-
-
-def test_a_tag_is_used_again() -> None:
-    assert rows("abcde", "ab", "ce", "de") == ["╭───a", "╰───b", "╭───c", "│ ╭─d", "╰─┴─e"]
-
-
-def test_a_stage_outside_of_the_rails() -> None:
-    assert rows("abc", "ac") == ["╭─a", "│b", "╰─c"]
+@pytest.mark.parametrize(
+    ("order", "pairs", "rows"),
+    [
+        ("abc", "ab bc", ["╭───a", "╰─┬─b", "  ╰─c"]),  # a chain
+        ("abcd", "ab ac bd cd", ["╭─────a", "├─┬───b", "╰─│─┬─c", "  ╰─┴─d"]),  # a value with two consumers
+        ("abcde", "ab ce de", ["╭───a", "╰───b", "╭───c", "│ ╭─d", "╰─┴─e"]),  # a tag is used again
+        ("abc", "ac", ["╭─a", "│b", "╰─c"]),  # a stage outside of the rails
+        ("ab", "", None),
+        ("ab", "ba", None),  # an input from a later stage
+        ("abcdefghijklmnopqrs", " ".join(f"{name}s" for name in "abcdefghijklmnopqr"), None),
+    ],
+)
+def test_lanes(order: str, pairs: str, rows: list[str] | None) -> None:
+    inputs = [(pair[0], pair[1]) for pair in pairs.split()]
+    found = lanes_of(list(order), inputs, dict.fromkeys(order, ""))
+    assert (found and [found.stages[name].text.rstrip() + name for name in order]) == rows
 
 
 def test_below_a_stage_what_goes_on_goes_on() -> None:
     found = lanes_of(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
-    assert found and [found.below[name].text for name in "abc"] == [
-        "│   ",
-        "│ │ ",
-        "    ",
-    ]
-
-
-def test_no_rails_without_inputs_or_with_too_many_at_once() -> None:
-    assert lanes_of(["a", "b"], [], {"a": "", "b": ""}) is None
-    names = [chr(ord("a") + number) for number in range(20)]
-    assert lanes_of(names, [(name, "t") for name in names[:-1]], dict.fromkeys(names, "")) is None
-
-
-def test_an_input_from_a_later_stage_has_no_rail() -> None:
-    assert lanes_of(["a", "b"], [("b", "a")], {"a": "", "b": ""}) is None
+    assert found and [found.below[name].text for name in "abc"] == ["│   ", "│ │ ", "    "]

@@ -29,38 +29,27 @@ def colocated(each: int, guest_each: int, guests: int, guest_first: bool = True)
 
 
 @pytest.mark.parametrize(
-    ("made", "row"),
+    ("made", "row", "narrow"),
     [
-        (colocated(2, 1, 8), "B+A  B+═  B+A  B+═  B+A  B+═  B+A  B+═"),
-        (colocated(2, 1, 8, guest_first=False), "A+B  ═+B  A+B  ═+B  A+B  ═+B  A+B  ═+B"),
-        (colocated(2, 2, 4), "B+A ════  B+A ════  B+A ════  B+A ════"),
-        (colocated(4, 2, 4), "B+A ════  B+═ ════  B+A ════  B+═ ════"),
-        (colocated(2, 1, 3), "B+A B+═ B+A │══ A ═══ A ═══"),
-        (colocated(1, 2, 2), "B+A ═+A B+A ═+A │ A A A A"),
+        (colocated(2, 1, 8), "B+A  B+═  B+A  B+═  B+A  B+═  B+A  B+═", "B x 8 + A x 4 of 2"),
+        (colocated(2, 1, 8, guest_first=False), "A+B  ═+B  A+B  ═+B  A+B  ═+B  A+B  ═+B", ""),
+        (colocated(2, 2, 4), "B+A ════  B+A ════  B+A ════  B+A ════", "B+A x 4 of 2"),
+        (colocated(4, 2, 4), "B+A ════  B+═ ════  B+A ════  B+═ ════", ""),
+        (colocated(2, 1, 3), "B+A B+═ B+A │══ A ═══ A ═══", "B x 3 + A x 2 of 2 │"),
+        (colocated(1, 2, 2), "B+A ═+A B+A ═+A │ A A A A", ""),
     ],
 )
-def test_a_colocated_worker_of_several_devices_is_one_worker(made: Plan, row: str) -> None:
+def test_a_colocated_worker_of_several_devices_is_one_worker(made: Plan, row: str, narrow: str) -> None:
+    """Where there is little room, equal neighbors are counted group by group."""
     text = draw(topology(made), 200)
     (found,) = re.findall("node 0 │ (.*) │", text)
     assert re.sub("═+", "═", " ".join(found.split())) == re.sub("═+", "═", " ".join(row.split()))
     assert "A ═══ one worker" in text
-
-
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (colocated(2, 2, 4), "B+A x 4 of 2"),
-        (colocated(2, 1, 8), "B x 8 + A x 4 of 2"),
-        (colocated(2, 1, 3), "B x 3 + A x 2 of 2 │"),
-    ],
-)
-def test_equal_neighbors_are_counted_group_by_group(made: Plan, words: str) -> None:
     text = draw(topology(made), 40)
-    assert words in re.sub(" +", " ", text), text
-    assert "═" not in text
+    assert narrow in re.sub(" +", " ", text) and "═" not in text
 
 
-@settings(max_examples=examples(60, 1000))
+@settings(max_examples=examples(30, 1000))
 @given(jobs())
 def test_every_worker_begins_at_its_first_device(job: tuple[Plan, Sizes]) -> None:
     """Compared with a list of all workers of each node."""
@@ -87,16 +76,14 @@ def test_every_worker_begins_at_its_first_device(job: tuple[Plan, Sizes]) -> Non
         }
 
 
-@pytest.mark.parametrize("name", ["8", "16", "64", "100000", "on_cpu", "program"])
-@pytest.mark.parametrize("width", [40, 80, 120])
-@pytest.mark.parametrize("lines", [30, 60, 200])
+@pytest.mark.parametrize("name", ["16", "100000", "on_cpu", "program"])
+@pytest.mark.parametrize(("width", "lines"), [(40, 60), (80, 30), (120, 200)])
 def test_the_legend_explains_only_signs_that_occur(name: str, width: int, lines: int) -> None:
-    text = draw(drawn(name), width, lines=lines)
-    body, _, legend = text.rstrip("\n").rpartition("\n")
-    for words, sign in {
+    body, _, legend = draw(drawn(name), width, lines=lines).rstrip("\n").rpartition("\n")
+    signs = {
         "one worker": "═",
         "shares of each batch": r"\d shares?\b",
         "producers -> consumers": r"\d -> \d",
-        "· idle": "·",
-    }.items():
-        assert words not in legend or re.search(sign, body), (words, text)
+    }
+    for words, sign in {**signs, "· idle": "·"}.items():
+        assert words not in legend or re.search(sign, body), (words, body)

@@ -11,6 +11,7 @@ from meshctl.view.pictures.text.styled import (
     PALETTE,
     Column,
     Line,
+    Row,
     columns,
     cut,
     printed,
@@ -18,6 +19,7 @@ from meshctl.view.pictures.text.styled import (
     width_of,
     wrapped,
 )
+from tests.view.pictures.test_formats import contrast
 
 
 def test_a_name_is_cut_in_its_middle() -> None:
@@ -33,17 +35,11 @@ def test_nothing_cut_is_too_wide(text: str, width: int) -> None:
         assert shorter(Line("ab", text, styled(text, "bold")), width).width <= width
 
 
-@pytest.mark.parametrize("character", ["\x1b", "\n", "\r", "\u2028", "\u202e", "\x7f", "\x00", "\u200b"])
-def test_nothing_in_a_name_drives_the_terminal(character: str) -> None:
-    assert character not in printed([Line(f"a{character}b")], color=True).rstrip("\n")
-
-
-def test_spaces_of_other_scripts_stay_spaces() -> None:
-    assert (
-        styled("a\u3000b").text == "a  b"
-        and styled("a\u00a0b").text == "a b"
-        and styled("a\tb").text == "a    b"
-    )
+def test_nothing_in_a_name_drives_the_terminal() -> None:
+    for character in "\x1b\n\r\u2028\u202e\x7f\x00\u200b":
+        assert character not in printed([Line(f"a{character}b")], color=True).rstrip("\n")
+    spaces = {"a\u3000b": "a  b", "a\u00a0b": "a b", "a\tb": "a    b"}
+    assert {text: styled(text).text for text in spaces} == spaces
 
 
 def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
@@ -54,28 +50,36 @@ def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
     ]
 
 
-def test_where_there_is_no_room_some_are_cut_and_some_left_out() -> None:
-    row = (Line("a_very_long_name"), Line("spare"), Line("kept"))
-    shape = (Column(least=6), Column(spare=1), Column())
-    assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 12)] == [
-        "a_very_long_name  spare  kept",
-        "a_ver…_name  spare  kept",
-        "a_ver…_name  kept",
-        "a_v…me  kept",
-    ]
+@pytest.mark.parametrize(
+    ("row", "shape", "shown"),
+    [
+        (
+            (Line("a_very_long_name"), Line("spare"), Line("kept")),
+            (Column(least=6), Column(spare=1), Column()),
+            {
+                40: "a_very_long_name  spare  kept",
+                24: "a_ver…_name  spare  kept",
+                17: "a_ver…_name  kept",
+                12: "a_v…me  kept",
+            },
+        ),
+        (  # a part of a number would be another number
+            (Line("dp"), Line("4095 8191", styled(" 12287", "bold"), " … 65535")),
+            (Column(), Column(least=9, shorten=Line.by_words)),
+            {
+                40: "dp  4095 8191 12287 … 65535",
+                24: "dp  4095 8191 12287 …",
+                17: "dp  4095 8191 …",
+                13: "dp  4095 …",
+            },
+        ),
+    ],
+)
+def test_where_there_is_no_room_some_are_cut_and_some_left_out(
+    row: Row, shape: list[Column], shown: dict[int, str]
+) -> None:
+    assert {width: columns([row], shape, width)[0].text for width in shown} == shown
     assert all(columns([row], shape, width)[0].width <= width for width in range(40))
-
-
-def test_numbers_are_cut_between_them() -> None:
-    """Numbers are not cut, because a part of a number would be another number."""
-    row = (Line("dp"), Line("4095 8191", styled(" 12287", "bold"), " … 65535"))
-    shape = (Column(), Column(least=9, shorten=Line.by_words))
-    assert [columns([row], shape, width)[0].text for width in (40, 24, 17, 13)] == [
-        "dp  4095 8191 12287 … 65535",
-        "dp  4095 8191 12287 …",
-        "dp  4095 8191 …",
-        "dp  4095 …",
-    ]
 
 
 def test_wrapped() -> None:
@@ -90,19 +94,12 @@ def test_colors_are_codes_and_plain_text_has_none() -> None:
     assert printed([Line(styled("A", "C0"), " x  ")]) == "A x\n"
 
 
-@pytest.mark.parametrize("color", PALETTE)
-def test_colors_are_seen_on_light_and_on_dark(color: int) -> None:
-    assert min(1.05 / (luminance(color) + 0.05), (luminance(color) + 0.05) / 0.05) > 3.5
-
-
-def luminance(color: int) -> float:
-    """Returns the luminance of one of the 6 x 6 x 6 colors."""
+def test_colors_are_seen_on_light_and_on_dark() -> None:
     steps = [0, 95, 135, 175, 215, 255]
-    parts = [steps[(color - 16) // place % 6] / 255 for place in (36, 6, 1)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    for color in PALETTE:
+        red, green, blue = (steps[(color - 16) // place % 6] for place in (36, 6, 1))
+        shade = f"#{red:02x}{green:02x}{blue:02x}"
+        assert min(contrast(shade, "#ffffff"), contrast(shade, "#000000")) > 3.5
 
 
 # In so many lines
