@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,39 +11,27 @@ from meshctl.view.formatting import bar, count, duration, number, size, spark
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("write", "expected"),
     [
-        (0.05, "0.05"),
-        (1.0, "1"),
-        (0.123456, "0.1235"),
-        (1e-7, "1e-07"),
-        (123456.7, "1.235e+05"),
-        (None, "not finite"),
-        (-3, "-3"),
-        (True, "1"),
+        (
+            number,
+            {
+                0.05: "0.05",
+                1.0: "1",
+                0.123456: "0.1235",
+                1e-7: "1e-07",
+                123456.7: "1.235e+05",
+                None: "not finite",
+                -3: "-3",
+            },
+        ),
+        (duration, {0.04: "0.0 s", 59.9: "59.9 s", 61: "1 min 1 s", 3700: "1 h 1 min"}),
+        (size, {0: "0 B", 999: "999 B", 1000: "1 kB", 999_900: "1 MB", 2.5e9: "2.5 GB", 7e15: "7e+03 TB"}),
+        (lambda amount: count(amount, "step"), {0: "0 steps", 1: "1 step", 2: "2 steps"}),
     ],
 )
-def test_number(value: float | None, text: str) -> None:
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1 min 1 s"), (3700, "1 h 1 min")]
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("amount", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_900, "1 MB"), (2.5e9, "2.5 GB"), (7e15, "7e+03 TB")],
-)
-def test_size(amount: float, text: str) -> None:
-    assert size(amount) == text
-
-
-def test_count() -> None:
-    assert [count(amount, "step") for amount in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+def test_numbers(write: Callable[[Any], str], expected: dict[Any, str]) -> None:
+    assert {value: write(value) for value in expected} == expected
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=100), st.integers(1, 30))

@@ -4,7 +4,6 @@ import math
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -61,10 +60,14 @@ def test_metrics_are_columns_of_equal_length(written: RunDir) -> None:
     assert loss is not None and math.isnan(loss)
 
 
-def test_metrics_as_a_frame(written: RunDir) -> None:
+def test_metrics_as_a_frame(written: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = meshctl.open_run(written.path).metrics
     pytest.importorskip("pandas")
-    frame = meshctl.open_run(written.path).metrics.to_pandas()
+    frame = metrics.to_pandas()
     assert frame.index.name == "step" and frame["exam.reward"].count() == 4
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"^to_pandas needs pandas: pip install pandas$"):
+        metrics.to_pandas()
 
 
 def test_what_changes_is_read_again(written: RunDir) -> None:
@@ -80,14 +83,21 @@ def test_what_changes_is_read_again(written: RunDir) -> None:
         run.refresh()
 
 
-def test_a_run_of_an_earlier_version() -> None:
+def test_runs_of_an_earlier_version_and_with_a_damaged_state(written: RunDir) -> None:
     run = meshctl.open_run(OLD)
     assert (run.state, run.step) == ("failed", 4) and run.metrics["metrics.updates"][-1] == 4
-
-
-def test_a_damaged_state_is_read_from_the_events(written: RunDir) -> None:
     written.state.write_text("{")
     assert meshctl.open_run(written.path).state == "done"
+
+
+def test_a_folder_or_a_worker_that_does_not_exist(written: RunDir) -> None:
+    with pytest.raises(ValueError, match="is a folder but not a run"):
+        meshctl.open_run(written.path.parent)
+    run = meshctl.open_run(written.path)
+    with pytest.raises(ValueError, match="group 'trian' does"):
+        run.logs("trian")
+    with pytest.raises(ValueError, match="rank 2 of train"):
+        run.logs("train", 2)
 
 
 @pytest.mark.parametrize(
@@ -105,21 +115,6 @@ def test_what_cannot_be_read_is_one_message(file: str, text: str, message: str, 
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_foreign_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder but not a run"):
-        meshctl.open_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("group", "rank", "message"), [("trian", None, "group 'trian' does"), ("train", 2, "rank 2 of train")]
-)
-def test_logs_of_workers_that_do_not_exist(
-    group: str, rank: int | None, message: str, written: RunDir
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        meshctl.open_run(written.path).logs(group, rank)
-
-
 def test_it_loads_nothing_heavy(written: RunDir) -> None:
     code = (
         f"import sys, meshctl; run = meshctl.open_run({str(written.path)!r}); run.metrics; list(run.events())\n"
@@ -127,9 +122,3 @@ def test_it_loads_nothing_heavy(written: RunDir) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\n", done.stderr
-
-
-def test_without_pandas_a_frame_is_one_clear_error(written: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"^to_pandas needs pandas: pip install pandas$"):
-        meshctl.open_run(written.path).metrics.to_pandas()

@@ -101,9 +101,10 @@ def test_clocks_are_aligned_by_their_best_measurement(run: RunDir) -> None:
 
 
 def test_a_worker_on_a_clock_that_was_not_measured_keeps_its_times(run: RunDir) -> None:
+    TraceWriter(PLAN, run).on_end(0, "")
+    assert not run.trace.exists(), "nothing was recorded"
     write_run(run)
-    writer = TraceWriter(PLAN, run)
-    writer.on_end(0, "")
+    TraceWriter(PLAN, run).on_end(0, "")
     trace = read_back(run.trace)
     assert trace.threads["two:1"][0].begin == pytest.approx(AHEAD * 1e6)
 
@@ -159,16 +160,11 @@ def test_a_file_of_an_earlier_format_is_merged(run: RunDir) -> None:
     assert [one.name for one in merged(run).threads["one:0"]] == ["a -> b"]
 
 
-def test_nothing_is_written_where_nothing_was_recorded(run: RunDir) -> None:
-    TraceWriter(PLAN, run).on_end(0, "")
-    assert not run.trace.exists()
-
-
 def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     marked = {"name": "meshctl mark 3", "ts": 5000000000000.25, "dur": 1.5}
     events = [
-        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(40_000)
+        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(4_000)
     ]
     document = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [*events, marked]}
     path.write_text(json.dumps(document, indent=2))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import threading
+from itertools import product
 
 import pytest
 from rich.console import Console
@@ -35,59 +36,41 @@ def halfway(recorded: Recorded) -> RunState:
     return state
 
 
-def test_at_80_columns(halfway: RunState, pinned: Pinned) -> None:
+def test_golden(halfway: RunState, pinned: Pinned) -> None:
     pinned("dashboard.txt", drawn(Picture.of(halfway, 4.25, "checkpoint of step 9")))
-
-
-def test_before_the_first_event(pinned: Pinned) -> None:
+    pinned("dashboard_last.txt", drawn(Picture.last(halfway, 4.25)))
     pinned("dashboard_start.txt", drawn(Picture.of(RunState(make_plan()), 4.25, "starting")))
 
 
-def test_after_a_worker_failed(halfway: RunState) -> None:
+def test_a_failed_worker_and_a_metric_that_is_not_finite_are_seen(halfway: RunState) -> None:
     halfway.on_event(Event("fault", "train", 1, 10, "metrics"))
-    assert [line.split()[3] for line in drawn(Picture.of(halfway, 4.25)).splitlines() if " cpu " in line] == [
-        "running",
-        "failed",
-    ]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 200])
-@pytest.mark.parametrize("height", [6, 10, 14, 40])
-def test_it_fits_into_the_terminal(halfway: RunState, width: int, height: int) -> None:
-    lines = drawn(Picture.of(halfway, 4.25), width, height).splitlines()
-    assert max(map(len, lines)) <= width and len(lines) < height
-    assert "rollout" in "".join(lines) or width < 60
-
-
-def test_a_low_terminal_shows_what_matters_most(halfway: RunState) -> None:
-    pictures = [drawn(Picture.of(halfway, 4.25), height=height) for height in (30, 14, 10, 6)]
-    assert ["rollouts -> metrics" in picture for picture in pictures] == [True, False, False, False]
-    assert ["waits" in picture for picture in pictures] == [True, True, False, False]
-    assert ["exam.reward" in picture for picture in pictures] == [True, True, True, False]
-    assert all("running" in picture for picture in pictures)
-
-
-def test_the_last_picture_leaves_times_and_bytes_to_the_summary(halfway: RunState, pinned: Pinned) -> None:
-    pinned("dashboard_last.txt", drawn(Picture.last(halfway, 4.25)))
-
-
-def test_a_metric_that_is_not_finite_is_reported(halfway: RunState) -> None:
     halfway.on_row({"step": 10, "time": 9.0, "metrics.loss": None})
-    assert "not finite" in drawn(Picture.of(halfway, 4.25))
+    picture = drawn(Picture.of(halfway, 4.25))
+    groups = [line.split()[3] for line in picture.splitlines() if " cpu " in line]
+    assert groups == ["running", "failed"] and "not finite" in picture
+
+
+def test_it_fits_into_the_terminal_and_a_low_one_shows_what_matters_most(halfway: RunState) -> None:
+    for width, height in product((40, 60, 80, 200), (6, 10, 14, 40)):
+        lines = drawn(Picture.of(halfway, 4.25), width, height).splitlines()
+        assert max(map(len, lines)) <= width and len(lines) < height
+        assert "rollout" in "".join(lines) or width < 60
+    pictures = [drawn(Picture.of(halfway, 4.25), height=height) for height in (30, 14, 10, 6)]
+    shown = {"rollouts -> metrics": 1, "waits": 2, "exam.reward": 3, "running": 4}
+    assert {words: sum(words in picture for picture in pictures) for words in shown} == shown
 
 
 def test_the_notice_is_the_last_message_of_the_launcher() -> None:
-    notices = ["starting"]
-    for event in (
-        Event("ready", "a", 0),
-        Event("checkpoint", step=3),
-        Event("step", "a", 0, 4),
-        Event("warning", value={"text": "`a.x` is NaN"}),
-        Event("stopping", value={"reason": "Ctrl-C"}),
+    notice = "starting"
+    for event, expected in (
+        (Event("ready", "a", 0), ""),
+        (Event("checkpoint", step=3), "checkpoint of step 3"),
+        (Event("step", "a", 0, 4), "checkpoint of step 3"),
+        (Event("warning", value={"text": "`a.x` is NaN"}), "warning: `a.x` is NaN"),
+        (Event("stopping", value={"reason": "Ctrl-C"}), "stopping: Ctrl-C"),
     ):
-        notices.append(notice_after(event, notices[-1]))
-    assert notices[:4] == ["starting", "", "checkpoint of step 3", "checkpoint of step 3"]
-    assert notices[4:] == ["warning: `a.x` is NaN", "stopping: Ctrl-C"]
+        notice = notice_after(event, notice)
+        assert notice == expected
 
 
 def test_a_picture_of_a_run_that_continues_names_its_first_step() -> None:

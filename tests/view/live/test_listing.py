@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.run.launcher import Launcher
@@ -20,47 +18,26 @@ NOW = 200_000.0
 
 
 def rows() -> list[Row]:
-    def run(name: str) -> RunDir:
-        return RunDir(Path("/runs") / name)
-
-    return [
-        Row(run("grpo/20260102-030405"), "running", 57, 200, NOW - 12, 12.4),
-        Row(
-            run("grpo/20260102-030000"), "stalled", 4, 0, NOW - 300, 300.0, cause="stalled for 10 s: train:1"
-        ),
-        Row(run("a-long-name-of-a-recipe/20260101-120000-2"), "done", 200, 200, NOW - 7300, 7200.0, 0),
-        Row(
-            run("grpo/20260101-120000"),
-            "failed",
-            13,
-            200,
-            NOW - 190_000,
-            123.0,
-            5,
-            "train:1 failed in stage metrics, step 14: ValueError: two\nlines",
-        ),
-        Row(run("x/1"), "unreadable", cause="/runs/x/1/state.json is damaged"),
-    ]
+    long = "train:1 failed in stage metrics, step 14: ValueError: two\nlines"
+    runs = {
+        "grpo/20260102-030405": ("running", 57, 200, NOW - 12, 12.4),
+        "grpo/20260102-030000": ("stalled", 4, 0, NOW - 300, 300.0, None, "stalled for 10 s: train:1"),
+        "a-long-name-of-a-recipe/20260101-120000-2": ("done", 200, 200, NOW - 7300, 7200.0, 0),
+        "grpo/20260101-120000": ("failed", 13, 200, NOW - 190_000, 123.0, 5, long),
+        "x/1": ("unreadable", 0, 0, 0.0, 0.0, None, "/runs/x/1/state.json is damaged"),
+    }
+    return [Row(RunDir(Path("/runs") / name), *facts) for name, facts in runs.items()]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("width", [0, 80, 100])
-def test_the_table(width: int, pinned: Pinned) -> None:
-    pinned(f"runs_{width}.txt", listing(rows(), NOW, width))
-
-
-def test_the_table_with_restarts(pinned: Pinned) -> None:
+def test_the_table(pinned: Pinned) -> None:
+    for width in (0, 80, 100):
+        pinned(f"runs_{width}.txt", listing(rows(), NOW, width))
     first, *others = rows()
     pinned("runs_restarts.txt", listing([replace(first, restarts=12), *others], NOW))
-
-
-def test_causes_are_cut_to_the_width() -> None:
     short = [row for row in rows() if len(row.run.path.parent.name) < 6]
     assert max(map(len, listing(short, NOW, 80).splitlines())) <= 80
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (61, "1 min"), (7300, "2 h"), (190_000, "2 d")])
-def test_ages(seconds: float, text: str) -> None:
-    assert age(NOW - seconds, NOW) == text
+    ages = {0: "0 s", 61: "1 min", 7300: "2 h", 190_000: "2 d"}
+    assert {seconds: age(NOW - seconds, NOW) for seconds in ages} == ages
 
 
 def begun(recorded: Recorded, run: RunDir, launcher: Launcher, *events: Event) -> StateFile:
@@ -74,15 +51,16 @@ def begun(recorded: Recorded, run: RunDir, launcher: Launcher, *events: Event) -
 
 def test_whether_the_launcher_lives_decides(recorded: Recorded, run: RunDir) -> None:
     me = Launcher.present()
-    begun(recorded, run, me)
-    assert (row_of(run, BEGAN + 9).state, row_of(run, BEGAN + 9).seconds) == ("running", 9.0)
-    begun(recorded, run, replace(me, start=1))
-    assert (row_of(run, BEGAN + 9).state, row_of(run, BEGAN + 9).seconds) == ("lost", 0.0)
-    begun(recorded, run, replace(me, host="login-2", boot="another"))
-    assert (row_of(run, BEGAN + 9).state, row_of(run, BEGAN + 9).cause) == ("running", "on login-2")
     stall = Event("stall", value={"workers": ["train:1"], "text": ["stalled for 10 s: train:1"]})
-    begun(recorded, run, me, stall)
-    assert (row_of(run, BEGAN + 9).state, row_of(run, 0).cause) == ("stalled", "stalled for 10 s: train:1")
+    for launcher, events, expected in (
+        (me, [], ("running", 9.0, "")),
+        (replace(me, start=1), [], ("lost", 0.0, "")),
+        (replace(me, host="login-2", boot="another"), [], ("running", 9.0, "on login-2")),
+        (me, [stall], ("stalled", 9.0, "stalled for 10 s: train:1")),
+    ):
+        begun(recorded, run, launcher, *events)
+        row = row_of(run, BEGAN + 9)
+        assert (row.state, row.seconds, row.cause) == expected
 
 
 def test_restarts_are_counted(recorded: Recorded, run: RunDir) -> None:
@@ -107,11 +85,7 @@ def test_runs_of_all_kinds_are_listed(recorded: Recorded, run: RunDir) -> None:
     empty.path.mkdir()
     old = RunDir(DATA / "runs" / old_runs()[0])
     found = {row.run.path.name: row for row in rows_of_runs([run, damaged, empty, old], NOW)}
-    assert {name: row.state for name, row in found.items()} == {
-        "a run": "interrupted",
-        "damaged": "unreadable",
-        "empty": "unreadable",
-        old.path.name: "failed",
-    }
+    states = {"a run": "interrupted", "damaged": "unreadable", "empty": "unreadable", old.path.name: "failed"}
+    assert {name: row.state for name, row in found.items()} == states
     assert (found[old.path.name].step, found[old.path.name].steps) == (4, 6)
     assert found["empty"].cause.endswith("plan.json cannot be read: no such file or directory")

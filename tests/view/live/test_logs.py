@@ -23,22 +23,14 @@ def log(run: RunDir, group: str, rank: int, text: str | bytes) -> Path:
 
 
 def test_complete_lines_once_each(run: RunDir) -> None:
+    assert LogTail(run.log("train", 0)).new_lines(MAX) == [], "a file that is missing"
+    assert LogTail(run.path).new_lines(MAX) == [], "a folder"
     tail = LogTail(log(run, "train", 0, "one\ntw"))
     assert tail.new_lines(MAX) == ["one"] and tail.new_lines(MAX) == []
-    log(run, "train", 0, "o\n\n  \nthree\n")
-    assert tail.new_lines(MAX) == ["two", "three"]
-
-
-def test_a_file_that_is_missing_or_no_file_has_no_lines(run: RunDir) -> None:
-    assert LogTail(run.log("train", 0)).new_lines(MAX) == []
-    run.path.joinpath("folder").mkdir(parents=True)
-    assert LogTail(run.path / "folder").new_lines(MAX) == []
-
-
-def test_what_an_earlier_attempt_has_written_is_skipped(run: RunDir) -> None:
-    tail = LogTail(log(run, "train", 0, "old\n"), from_end=True)
-    log(run, "train", 0, "new\n")
-    assert tail.new_lines(MAX) == ["new"]
+    later = LogTail(run.log("train", 0), from_end=True)
+    log(run, "train", 0, "o\n\n  \n2026-11-23T13:14:15.123Z three\n2026-11-23T13:14:15.124Z \n")
+    assert tail.new_lines(MAX) == ["two", "three"], "without times and empty lines"
+    assert later.new_lines(MAX) == ["o", "three"], "what an earlier attempt has written is skipped"
 
 
 def test_a_call_reads_a_bounded_amount(run: RunDir) -> None:
@@ -74,11 +66,6 @@ def test_a_complete_tail_skips_nothing(run: RunDir) -> None:
 )
 def test_a_line_as_a_terminal_may_show_it(line: str, shown: str) -> None:
     assert printable(line) == shown
-
-
-def test_the_times_of_lines_are_not_shown(run: RunDir) -> None:
-    tail = LogTail(log(run, "train", 0, "2026-11-23T13:14:15.123Z one\n2026-11-23T13:14:15.124Z \nbare\n"))
-    assert tail.new_lines(MAX) == ["one", "bare"]
 
 
 @pytest.mark.parametrize("is_complete", [False, True])

@@ -19,9 +19,7 @@ from meshctl.view.live.run_state import RunState
 from tests.view.conftest import Pinned
 from tests.view.live.test_dashboard import Terminal, drawn
 from tests.view.live.test_logs import log
-from tests.view.recorded import make_plan
-
-HINT = "follow a rank: launch --follow GROUP:RANK, or tail -f RUN/logs/GROUP/RANK.log"
+from tests.view.recorded import Recorded, make_plan
 
 
 def programs() -> Plan:
@@ -100,39 +98,23 @@ def test_a_warning_is_shown_at_any_time_of_any_rank_once(run: RunDir, line: str)
     assert shown(output) == [f"rollout:0: {line}"]
 
 
-@pytest.mark.parametrize("line", ["ValueError: boom", "0 errors", "forewarning", "WARNINGS are off: 3"])
-def test_what_is_no_warning(run: RunDir, line: str) -> None:
+def test_what_is_no_warning_and_how_many_kinds_are_shown(run: RunDir) -> None:
     output = Output(make_plan(), run)
     output.end_first_lines()
-    log(run, "train", 0, f"{line}\n")
+    log(run, "train", 0, "ValueError: boom\n0 errors\nforewarning\nWARNINGS are off: 3\n")
     assert shown(output) == []
-
-
-def test_kinds_of_warnings_are_bounded(run: RunDir) -> None:
-    output = Output(make_plan(), run)
     log(run, "train", 1, "".join(f"warning: {'x' * number}\n" for number in range(2 * MAX_WARNINGS)))
     assert len(shown(output)) == MAX_WARNINGS
 
 
-def test_last_lines_are_those_after_the_last_one_that_was_shown(run: RunDir) -> None:
+def test_programs_have_first_lines_at_any_time_and_last_lines_after_the_last_one_shown(run: RunDir) -> None:
     output = Output(programs(), run)
+    output.end_first_lines()  # other groups run steps
+    log(run, "train", 0, "begins\n")
+    assert shown(output) == ["train:0: begins"]
     log(run, "train", 0, "".join(f"line {number}\n" for number in range(90)) + "warning: odd\nacc 0.9\n")
     shown(output)
     assert ended(output) == ["train:0: acc 0.9"]
-
-
-def test_programs_have_first_lines_while_other_groups_run_steps(run: RunDir) -> None:
-    output = Output(programs(), run)
-    output.end_first_lines()
-    log(run, "train", 0, "begins\n")
-    assert shown(output) == ["train:0: begins"]
-
-
-def test_the_last_lines_of_a_worker_that_failed_are_shown(run: RunDir) -> None:
-    output = Output(make_plan(), run)
-    output.end_first_lines()
-    log(run, "train", 1, "the last thing\n")
-    assert shown(output) == [] and ended(output, ("train", 1)) == ["train:1: the last thing"]
 
 
 def test_tracebacks_of_components_are_left_to_the_launcher(run: RunDir) -> None:
@@ -144,26 +126,27 @@ def test_tracebacks_of_components_are_left_to_the_launcher(run: RunDir) -> None:
     assert len(shown(output)) == 4
 
 
-@pytest.mark.parametrize("follow", ["train:1", "train"])
-def test_a_rank_that_is_followed_is_shown_completely(run: RunDir, follow: str) -> None:
-    output = Output(make_plan(), run, [follow])
+def test_a_rank_that_is_followed_is_shown_completely(run: RunDir) -> None:
+    output = Output(make_plan(), run, ["train"])
     output.end_first_lines()
-    lines = [f"{'x' * 300} {number}" for number in range(20_000)]
-    log(run, "train", 1, "\n".join([*lines, "Traceback (most recent call last):", "again", "again", ""]))
-    log(run, "rollout", 1, "not followed\n")
-    assert shown(output) == [
-        f"train:1: {line}" for line in [*lines, "Traceback (most recent call last):", "again", "again"]
+    lines = [
+        *(f"{'x' * 300} {number}" for number in range(15_000)),
+        "Traceback (most recent call last):",
+        "again",
+        "again",
     ]
-    assert ended(output, ("train", 1)) == []
+    log(run, "train", 1, "\n".join([*lines, ""]))
+    log(run, "rollout", 1, "not followed\n")
+    assert shown(output) == [f"train:1: {line}" for line in lines] and ended(output, ("train", 1)) == []
 
 
 def test_a_rank_that_prints_too_fast_is_named_once(run: RunDir) -> None:
     output = Output(make_plan(), run)
     output.end_first_lines()
     for _ in range(2):
-        path = log(run, "train", 1, "x\n" * (3 << 20))
+        path = log(run, "train", 1, f"{'x' * 99}\n" * 60_000)
         lines = shown(output)
-    assert lines == [] and output.newest["train"] == (1, "x")
+    assert lines == [] and output.newest["train"] == (1, "x" * 99)
     output = Output(make_plan(), run)
     output.end_first_lines()
     assert shown(output) == [f"train:1: prints faster than the screen shows; all of it is in {path}"]
@@ -194,21 +177,23 @@ def test_a_run_that_continues_shows_new_lines_only(run: RunDir, attempt: int, sh
 def test_the_dashboard_shows_it_until_a_group_has_run_a_step(run: RunDir, pinned: Pinned) -> None:
     state = RunState(make_plan())
     newest = {"rollout": (1, "loading [bold]1.2 GB[/bold]"), "train": (0, "x" * 99)}
-    hint = HINT
+    hint = "follow a rank: launch --follow GROUP:RANK, or tail -f RUN/logs/GROUP/RANK.log"
     pinned("dashboard_logs.txt", drawn(Picture.of(state, 4.25, "", newest_logs(state, newest, hint))))
     state.on_event(Event("step", "train", 0, 1, value={"seconds": 1.0}))
     assert "xxx" not in drawn(Picture.of(state, 4.25, "", newest_logs(state, newest, hint)))
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_the_dashboard_shows_the_whole_path_to_follow(width: int) -> None:
+def test_the_dashboard_shows_the_whole_path_to_follow() -> None:
     state = RunState(make_plan())
     hint = "follow a rank: tail -f /home/somebody/jobs/runs/name/20261122-161855/logs/GROUP/RANK.log"
-    lines = drawn(
-        Picture.of(state, 4.25, "", newest_logs(state, {"train": (0, "x" * 99)}, hint)), width
-    ).splitlines()
-    assert "".join(hint.split()) in "".join("".join(lines).split())
-    assert sum("xx" in line for line in lines) == 1 and max(map(len, lines)) <= width
+    picture = Picture.of(state, 4.25, "", newest_logs(state, {"train": (0, "x" * 99)}, hint))
+    for width in (40, 80):
+        lines = drawn(picture, width).splitlines()
+        assert "".join(hint.split()) in "".join("".join(lines).split())
+        assert sum("xx" in line for line in lines) == 1 and max(map(len, lines)) <= width
+
+
+# Plain lines
 
 
 def plain(run: RunDir, plan: Plan | None = None) -> tuple[io.StringIO, PlainOutput]:
@@ -217,35 +202,27 @@ def plain(run: RunDir, plan: Plan | None = None) -> tuple[io.StringIO, PlainOutp
 
 
 def test_plain_output_has_lines_of_workers_before_those_of_steps(run: RunDir) -> None:
+    """And at its end the last lines of a worker that failed."""
     stream, view = plain(run)
+    view.on_attempt(0, None)
+    assert f"or tail -f '{run.path}/logs/GROUP/RANK.log'" in stream.getvalue()
+    begun = len(stream.getvalue().splitlines())
     log(run, "rollout", 0, "loading\n")
     view.on_row({"step": 1, "time": 1.0})
     log(run, "train", 0, "result\n")
+    log(run, "train", 1, "the last thing\n")
     view.on_row({"step": 2, "time": 1.1})
-    view.on_end(0, "")
-    view.on_end(0, "")
-    assert stream.getvalue().splitlines() == [
+    view.on_event(Event("exited", "train", 1, value={"code": -9}))
+    view.on_end(5, "train:1 failed")
+    view.on_end(5, "train:1 failed")
+    lines = [
         "rollout:0: loading",
         "step 1/12  1.0 s",
         "train:0: result",
+        "train:1: the last thing",
         "step 2/12  1.1 s",
     ]
-
-
-def test_plain_output_has_the_last_lines_of_a_worker_that_failed(run: RunDir) -> None:
-    stream, view = plain(run)
-    view.on_row({"step": 1, "time": 1.0})
-    log(run, "train", 1, "the last thing\n")
-    view.on_event(Event("exited", "train", 1, value={"code": -9}))
-    view.on_end(5, "train:1 failed")
-    assert "train:1: the last thing" in stream.getvalue().splitlines()
-
-
-def test_plain_output_shows_how_to_follow_a_rank(run: RunDir) -> None:
-    stream, view = plain(run)
-    view.on_attempt(0, None)
-    view.on_end(0, "")
-    assert f"or tail -f '{run.path}/logs/GROUP/RANK.log'" in stream.getvalue()
+    assert stream.getvalue().splitlines()[begun:] == lines
 
 
 def test_the_dashboard_has_the_lines_above_the_picture(run: RunDir) -> None:
@@ -258,3 +235,60 @@ def test_the_dashboard_has_the_lines_above_the_picture(run: RunDir) -> None:
     text = stream.getvalue()
     assert text.index("train:1: [bold]hello") < text.index("train:0: result") < text.rindex("arithmetic")
     assert "\x1b[2J" not in text
+
+
+def test_a_run_at_most_a_line_a_second_and_the_last_step_always(
+    recorded: Recorded, run: RunDir, pinned: Pinned
+) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(recorded.plan, run, stream)
+    view.on_attempt(0, None)
+    recorded.feed(view)
+    view.on_end(0, "")
+    view.on_end(0, "")
+    pinned("lines.txt", stream.getvalue())
+
+
+def test_slow_steps_have_a_line_each_and_one_that_comes_again_with_more_is_printed_with_all(
+    run: RunDir,
+) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(make_plan(steps=0), run, stream)
+    for step in (1, 2, 3):
+        view.on_row({"step": step, "time": 10.0 * step, "metrics.loss": None})
+        assert stream.getvalue().count("step") == step
+    assert stream.getvalue().splitlines()[-1] == "step 3  30.0 s  metrics.loss not finite"
+    view.on_row({"step": 4, "time": 30.1, "metrics.loss": 0.5})
+    view.on_row({"step": 4, "time": 30.2, "metrics.loss": 0.5, "exam.reward": 0.9})
+    view.on_end(0, "")
+    assert stream.getvalue().splitlines()[-1] == "step 4  30.2 s  exam.reward 0.9  metrics.loss 0.5"
+
+
+def test_the_output_of_the_launcher(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(replace(make_plan(), name="x"), run, stream)
+    view.on_attempt(1, 40)
+    view.on_event(Event("stopping", value={"reason": "interrupted"}))
+    view.on_event(Event("checkpoint", step=41))
+    view.on_event(Event("warning", value={"text": "`a.x` is NaN"}))
+    view.on_attempt(2, 40)
+    value = {"attempt": 2, "cause": "train:1 failed: killed by SIGKILL", "left": 2}
+    view.on_event(Event("restarted", step=40, value=value))
+    assert stream.getvalue().splitlines() == [
+        f"x: 2 groups, 4 workers, in {run.path}",
+        "continues after step 40",
+        "stopping: interrupted",
+        "checkpoint of step 41",
+        "warning: `a.x` is NaN",
+        "restarted after step 40: train:1 failed: killed by SIGKILL (2 restarts left)",
+    ]
+
+
+def test_slow_phases_before_the_first_step(run: RunDir) -> None:
+    stream = io.StringIO()
+    view = PlainOutput(make_plan(), run, stream)
+    for phase, time in (("connection", 1.0), ("setup of `a`", 1.02), ("", 13.5)):
+        for rank in (0, 1):
+            value = {"phase": phase} if phase else {}
+            view.on_event(Event("phase" if phase else "ready", "train", rank, value=value, time=time))
+    assert stream.getvalue() == "train: 2 workers running after setup of `a` 12.5 s\n"

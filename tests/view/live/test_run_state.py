@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -14,18 +15,11 @@ def test_the_state_of_a_group_follows_its_workers() -> None:
     state = RunState(make_plan())
     group = state.groups["train"]
     seen = [group.state]
-    for name, rank, value in (
-        ("started", 0, {}),
-        ("started", 1, {}),
-        ("ready", 0, {}),
-        ("ready", 1, {}),
-        ("done", 0, {}),
-        ("done", 1, {}),
-        ("exited", 0, {"code": 0}),
-        ("exited", 1, {"code": -9}),
-    ):
-        state.on_event(Event(name, "train", rank, value=value))
-        seen.append(group.state)
+    for name in ("started", "ready", "done", "exited"):
+        for rank in (0, 1):
+            value = {"code": (0, -9)[rank]} if name == "exited" else {}
+            state.on_event(Event(name, "train", rank, value=value))
+            seen.append(group.state)
     assert seen == [
         "waiting",
         "starting",
@@ -42,17 +36,11 @@ def test_the_state_of_a_group_follows_its_workers() -> None:
 
 def test_who_failed_and_who_was_only_stopped() -> None:
     state = RunState(make_plan())
-    for event in (
-        Event("fault", "train", 1, 3, value={"lost": False}),
-        Event("fault", "train", 0, 3, value={"lost": True}),
-        Event("stopping", value={"reason": "train:1 failed"}),
-        *(
-            Event("exited", group, rank, value={"code": -15})
-            for group in ("rollout", "train")
-            for rank in (0, 1)
-        ),
-    ):
-        state.on_event(event)
+    state.on_event(Event("fault", "train", 1, 3, value={"lost": False}))
+    state.on_event(Event("fault", "train", 0, 3, value={"lost": True}))
+    state.on_event(Event("stopping", value={"reason": "train:1 failed"}))
+    for group, rank in (("rollout", 0), ("rollout", 1), ("train", 0), ("train", 1)):
+        state.on_event(Event("exited", group, rank, value={"code": -15}))
     assert state.groups["train"].states == {0: "stopped", 1: "failed"}
     assert state.groups["train"].state == "failed" and state.groups["rollout"].state == "stopped"
 
@@ -67,39 +55,19 @@ def test_a_new_attempt_begins_with_started() -> None:
     assert seen == [None, "stopped", "stopped", "stopped", "starting", "failed"]
 
 
-def phases(*events: tuple[str, int, str, float]) -> RunState:
-    state = RunState(make_plan())
-    for name, rank, phase, time in events:
-        state.on_event(Event(name, "train", rank, value={"phase": phase} if phase else {}, time=time))
-    return state
-
-
 def test_phases_take_as_long_as_on_the_slowest_worker() -> None:
-    state = phases(
-        ("phase", 0, "connection", 10.0),
-        ("phase", 1, "connection", 10.0),
-        ("phase", 0, "setup", 10.05),
-        ("phase", 1, "setup", 10.04),
-        ("phase", 0, "first sync", 12.0),
-    )
+    state = RunState(make_plan())
     group = state.groups["train"]
+    for rank, phase, time in ((0, "connection", 10.0), (1, "connection", 10.0), (0, "setup", 10.05),
+                              (1, "setup", 10.04), (0, "first sync", 12.0)):  # fmt: skip
+        state.on_event(Event("phase", "train", rank, value={"phase": phase}, time=time))
     assert group.phase == "setup" and group.slow_phases == [("setup", pytest.approx(1.95))]
     for rank in (0, 1):
         state.on_event(Event("ready", "train", rank, time=14.0))
     assert group.phase == ""
     assert group.phases == pytest.approx({"connection": 0.05, "setup": 3.96, "first sync": 2.0})
-
-
-def test_phases_are_those_of_the_last_attempt() -> None:
-    state = phases(("phase", 0, "setup", 10.0), ("phase", 1, "setup", 10.0), ("exited", 0, "", 13.0))
     state.on_event(Event("launched"))
-    assert state.groups["train"].phases == {} and state.groups["train"].phase == ""
-
-
-def test_a_run_that_continues_begins_at_its_step() -> None:
-    state = RunState(make_plan())
-    state.on_event(Event("resumed", step=7))
-    assert state.step == 7
+    assert group.phases == {}, "phases are those of the last attempt"
 
 
 def test_the_row_before_step_1_does_not_count_for_the_rate() -> None:
@@ -107,6 +75,8 @@ def test_the_row_before_step_1_does_not_count_for_the_rate() -> None:
     for step, time in ((0, 0.0), (1, 60.0), (3, 61.0)):
         state.on_row({"step": step, "time": time})
     assert state.steps_per_second == 2.0
+    state.on_event(Event("resumed", step=7))
+    assert state.step == 7
 
 
 def test_time_and_bytes_of_a_run(recorded: Recorded) -> None:
@@ -126,51 +96,37 @@ def test_a_line_that_comes_again_counts_once() -> None:
     state = RunState(make_plan(show=()))
     state.on_row({"step": 1, "time": 1.0, "a": 1.0})
     state.on_row({"step": 1, "time": 1.5, "a": 2.0, "b": 3.0})
-    assert [(name, history.points, history.last) for name, history in state.shown()] == [
-        ("a", [1.0], 2.0),
-        ("b", [3.0], 3.0),
-    ]
+    shown = [(name, history.points, history.last) for name, history in state.shown()]
+    assert shown == [("a", [1.0], 2.0), ("b", [3.0], 3.0)]
 
 
-def test_a_long_history_is_thinned_evenly() -> None:
+def test_a_history_is_thinned_evenly_and_what_is_not_finite_is_a_gap() -> None:
     history = History()
     for value in range(10 * MAX_POINTS):
         history.add(float(value))
-    gaps = {second - first for first, second in zip(history.points, history.points[1:], strict=False)}
-    assert (
-        len(history.points) <= MAX_POINTS
-        and len(gaps) == 1
-        and history.first == 0
-        and history.last == 10 * MAX_POINTS - 1
-    )
-
-
-def test_what_is_not_finite_leaves_a_gap_in_the_history() -> None:
+    gaps = {second - first for first, second in pairwise(history.points)}
+    assert len(history.points) <= MAX_POINTS and len(gaps) == 1
+    assert history.first == 0 and history.last == 10 * MAX_POINTS - 1
     history = History()
-    for value in (None, 1.0, None):
-        history.add(value)
+    for missing in (None, 1.0, None):
+        history.add(missing)
     assert (history.first, history.last, history.points) == (1.0, None, [1.0])
 
 
 def test_a_smaller_attempt_has_fewer_workers() -> None:
     state = RunState(make_plan())
-    size = state.groups["train"].workers
-    for rank in range(size):
+    group = state.groups["train"]
+    for rank in (0, 1):
         state.on_event(Event("ready", "train", rank, time=1.0))
-    state.on_event(
-        Event("launched", value={"attempt": 1, "workers": {"train": size - 1, "other": 3}}, time=2.0)
-    )
-    assert state.groups["train"].workers == size - 1 and size - 1 not in state.groups["train"].states
-    assert data_of(state, None)["groups"]["train"]["workers"] == size - 1
-    assert (
-        state_of(state.plan, json.loads(json.dumps(data_of(state, None)))).groups["train"].workers == size - 1
-    )
-    value = {"cause": "train:1 failed: killed by SIGKILL", "sizes": {"train": [size, size - 1]}}
-    assert restart_line(Event("restarted", step=40, value=value)) == (
-        f"restarted after step 40, train with {size - 1} of {size} workers: train:1 failed: killed by SIGKILL"
-    )
-    state.on_event(Event("launched", value={"attempt": 2, "workers": {"train": size}}, time=3.0))
-    assert state.groups["train"].workers == size
+    state.on_event(Event("launched", value={"attempt": 1, "workers": {"train": 1, "other": 3}}, time=2.0))
+    assert group.workers == 1 and list(group.states) == [0]
+    saved = json.loads(json.dumps(data_of(state, None)))
+    assert state_of(state.plan, saved).groups["train"].workers == 1 == saved["groups"]["train"]["workers"]
+    value = {"cause": "train:1 failed: killed by SIGKILL", "sizes": {"train": [2, 1]}}
+    line = "restarted after step 40, train with 1 of 2 workers: train:1 failed: killed by SIGKILL"
+    assert restart_line(Event("restarted", step=40, value=value)) == line
+    state.on_event(Event("launched", value={"attempt": 2, "workers": {"train": 2}}, time=3.0))
+    assert group.workers == 2
 
 
 def test_a_group_that_restarts_no_longer_holds_up_the_run() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from meshctl.plan.model import Group, Program
 from meshctl.run.checkpoints.best import ScoredCheckpoint
 from meshctl.run.directory import RunDir
@@ -44,28 +46,25 @@ def test_the_best_checkpoints_and_the_warnings_are_named(recorded: Recorded, run
     ]
 
 
-def test_an_interrupt_is_no_failure(recorded: Recorded, run: RunDir) -> None:
-    Recorded(
-        recorded.plan, [*recorded.events[:60], Event("over", value={"code": 130, "reason": "Ctrl-C"})]
-    ).write(run)
-    assert summary(recorded.plan, run).startswith("arithmetic: interrupted (Ctrl-C) after")
-
-
-def test_of_a_run_whose_launcher_was_killed(recorded: Recorded, run: RunDir) -> None:
-    Recorded(recorded.plan, recorded.events[:60]).write(run)
+@pytest.mark.parametrize(
+    ("over", "begins"),
+    [
+        ([Event("over", value={"code": 130, "reason": "Ctrl-C"})], "arithmetic: interrupted (Ctrl-C) after"),
+        ([], "arithmetic: ended without a report of its launcher after"),
+    ],
+)
+def test_of_a_run_that_was_interrupted_or_whose_launcher_was_killed(
+    over: list[Event], begins: str, recorded: Recorded, run: RunDir
+) -> None:
+    Recorded(recorded.plan, [*recorded.events[:60], *over]).write(run)
     with run.metrics.open("a") as file:
         file.write('{"step": 99, "ti')
-    assert summary(recorded.plan, run).startswith("arithmetic: ended without a report of its launcher after")
+    assert summary(recorded.plan, run).startswith(begins)
 
 
-def test_of_a_run_that_never_began(recorded: Recorded, run: RunDir) -> None:
-    assert (
-        summary(recorded.plan, run)
-        == f"arithmetic: ended without a report of its launcher\n\n  run directory: {run.path}\n"
-    )
-
-
-def test_the_second_attempt_has_the_last_word(recorded: Recorded, run: RunDir) -> None:
+def test_of_a_run_that_never_began_and_of_its_second_attempt(recorded: Recorded, run: RunDir) -> None:
+    begun = "arithmetic: ended without a report of its launcher\n\n"
+    assert summary(recorded.plan, run) == f"{begun}  run directory: {run.path}\n"
     recorded.write(run)
     journal = Journal(run.journal("launcher-None"))
     journal.write("launched", attempt=1)

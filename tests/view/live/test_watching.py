@@ -12,17 +12,12 @@ from meshctl.run.events import Event, Journal
 from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
 from meshctl.run.row_file import as_json
-from meshctl.view.live import watching
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.live.state_file import StateFile
 from meshctl.view.live.watching import JsonWatch, LivePicture, PlainWatch, polled, watch_view
 from tests.view.conftest import Pinned
+from tests.view.live.test_dashboard import Terminal
 from tests.view.recorded import Recorded
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.fixture
@@ -37,10 +32,6 @@ def halfway(recorded: Recorded, run: RunDir) -> StateFile:
     return view
 
 
-def seen_of(recorded: Recorded, run: RunDir) -> SeenRun:
-    return SeenRun.of(run, recorded.plan)
-
-
 def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
     sleeps = list[float]()
 
@@ -52,7 +43,7 @@ def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, hal
         if len(sleeps) == 4:
             halfway.on_end(5, "train:1 failed")
 
-    found = list(polled(seen_of(recorded, run), sleep))
+    found = list(polled(SeenRun.of(run, recorded.plan), sleep))
     assert [(seen.condition, seen.state.step) for seen in found] == [
         *[("running", 9)] * 2,
         *[("running", 10)] * 2,
@@ -66,7 +57,7 @@ def test_a_launcher_that_is_killed_ends_the_view(recorded: Recorded, run: RunDir
         halfway._launcher = replace(Launcher.present(), start=1)
         halfway._write()
 
-    *_, last = polled(seen_of(recorded, run), kill)
+    *_, last = polled(SeenRun.of(run, recorded.plan), kill)
     assert (last.condition, last.code) == ("lost", 5)
 
 
@@ -76,7 +67,7 @@ def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfwa
         run.path.rename(run.path.with_name("elsewhere"))
 
     with pytest.raises(NoRun, match="was deleted"):
-        list(polled(seen_of(recorded, run), delete))
+        list(polled(SeenRun.of(run, recorded.plan), delete))
 
 
 def test_the_picture_at_80_columns(
@@ -86,12 +77,12 @@ def test_the_picture_at_80_columns(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("meshctl.view.live.seen_run.time.time", lambda: 1006.0)
     stream = Terminal()
-    view = watch_view(seen_of(recorded, run), stream, {"TERM": "xterm"})
+    view = watch_view(SeenRun.of(run, recorded.plan), stream, {"TERM": "xterm"})
     assert isinstance(view, LivePicture)
-    view.show(seen_of(recorded, run))
+    view.show(SeenRun.of(run, recorded.plan))
     halfway.on_event(Event("over", value={"code": 0, "reason": ""}, time=1006.5))
     halfway.on_end(0, "")
-    view.end(seen_of(recorded, run))
+    view.end(SeenRun.of(run, recorded.plan))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "")
     pinned("watch.txt", "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
 
@@ -101,20 +92,20 @@ def test_plain_lines(
 ) -> None:
     monkeypatch.setattr("meshctl.view.live.watching.time.time", lambda: 1006.0)
     stream = io.StringIO()
-    view = watch_view(seen_of(recorded, run), stream, {})
+    view = watch_view(SeenRun.of(run, recorded.plan), stream, {})
     assert isinstance(view, PlainWatch)
-    view.show(seen_of(recorded, run))
+    view.show(SeenRun.of(run, recorded.plan))
     journal = Journal(run.journal("launcher"))
     journal.write("checkpoint", step=10, path="checkpoints/step-10")
     journal.write("stall", workers=["train:1"], seconds=10.0, text=["stalled for 10 s: train:1", "  a stack"])
     run.metrics.write_text(as_json({"step": 10, "time": 4.5, "metrics.loss": 0.2}))
-    view.show(seen_of(recorded, run))
+    view.show(SeenRun.of(run, recorded.plan))
     run.metrics.write_text("")  # another attempt
-    view.show(seen_of(recorded, run))
+    view.show(SeenRun.of(run, recorded.plan))
     run.metrics.write_text(as_json({"step": 10, "time": 9.5, "metrics.loss": 0.1}))
     halfway.on_event(Event("warning", value={"text": "unused"}))
     halfway.on_end(143, "SIGTERM")
-    view.end(seen_of(recorded, run))
+    view.end(SeenRun.of(run, recorded.plan))
     pinned("watch_plain.txt", stream.getvalue())
 
 
@@ -122,12 +113,7 @@ def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfwa
     stream = io.StringIO()
     view = JsonWatch(stream)
     for _ in range(3):
-        view.show(seen_of(recorded, run))
+        view.show(SeenRun.of(run, recorded.plan))
     halfway.on_end(0, "")
-    view.end(seen_of(recorded, run))
+    view.end(SeenRun.of(run, recorded.plan))
     assert [json.loads(line)["state"] for line in stream.getvalue().splitlines()] == ["running", "done"]
-
-
-def test_watching_polls_once_a_second() -> None:
-    """The promise of less than 2 % of a core depends on it."""
-    assert watching.POLL_S >= 1.0

@@ -92,76 +92,11 @@ def read(data: bytes, *overrides: str) -> Report:
 
 
 PIECES = [
-    *(
-        "groups:",
-        "components:",
-        "pipeline:",
-        "run:",
-        "vars:",
-        "defaults:",
-        "name:",
-        "train:",
-        "ranks:",
-        "rank:",
-        "device: cpu",
-        "a:",
-    ),
-    *(
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ": ",
-        "- ",
-        "? ",
-        "\n",
-        "\n  ",
-        "\n    ",
-        "\n\t",
-        "\r\n",
-        "\x85",
-        "\u2028",
-        "&a ",
-        "*a",
-        "<<: *a",
-    ),
-    *(
-        "'",
-        '"',
-        "#",
-        " # 字",
-        "${",
-        "${a}",
-        "${oc.env:A}",
-        "???",
-        "~",
-        "no",
-        "010",
-        "1e3",
-        "7",
-        "1:30",
-        ".inf",
-        "null",
-        "-",
-        "on:",
-    ),
-    *(
-        "api_key: abcdefgh",
-        "\x1b[31m",
-        "e\u0301",
-        "---\n",
-        "...",
-        "x" * 200,
-        "\ufeff",
-        "\0",
-        "%",
-        "::",
-        "!!int ",
-        "|",
-        ">",
-    ),
-]
+    "groups:", "components:", "pipeline:", "run:", "vars:", "defaults:", "name:", "train:", "ranks:", "rank:", "device: cpu", "a:",
+    "{", "}", "[", "]", ",", ": ", "- ", "? ", "\n", "\n  ", "\n    ", "\n\t", "\r\n", "\x85", "\u2028", "&a ", "*a", "<<: *a",
+    "'", '"', "#", " # 字", "${", "${a}", "${oc.env:A}", "???", "~", "no", "010", "1e3", "7", "1:30", ".inf", "null", "-", "on:",
+    "api_key: abcdefgh", "\x1b[31m", "e\u0301", "---\n", "...", "x" * 200, "\ufeff", "\0", "%", "::", "!!int ", "|", ">",
+]  # fmt: skip
 TEXTS = st.one_of(
     st.lists(st.sampled_from(PIECES), max_size=30).map("".join),
     st.text(max_size=60),
@@ -187,49 +122,68 @@ def test_all_formats_agree_on_any_text(data: bytes, overrides: list[str]) -> Non
     assert drawn("github", findings).count("\n") == len(expected) + 2
 
 
-# Concise
+# Concise, GitHub
 
 
-def test_concise_is_a_line_each() -> None:
-    place = Span("a b.yaml", 3, 7)
-    assert drawn("concise", one(Diagnostic("MC101", "bad\nnews", place))) == "a b.yaml:3:7: MC101 bad?news\n"
-    assert (
-        drawn("concise", one(Diagnostic("MC105", "m", place, severity="warning")))
-        == "a b.yaml:3:7: MC105 warning: m\n"
-    )
-    assert drawn("concise", one(Diagnostic("MC001", "m"))) == "r.yaml:1:1: MC001 m\n"
-
-
-# GitHub
-
-
-def test_a_recipe_cannot_inject_a_command_of_github() -> None:
-    found = Diagnostic(
-        "MC101",
-        "50%\n::set-env::",
-        Span("a,b:c%.yaml", 1, 2),
-        (Span("x", 1, 1, 1, "::here"),),
-        "::stop-commands::",
-    )
-    first, last = drawn("github", one(found, recipe="::x")).splitlines()
-    assert first == (
-        "::error file=a%2Cb%3Ac%25.yaml,line=1,col=2,endColumn=3,title=MC101::50%25?::set-env::%0Ax:1:1: ::here%0Ahelp: ::stop-commands::"
-    )
-    assert last == ": :x: 1 error"
-
-
-def test_annotations_are_seen_from_the_checkout() -> None:
-    assert "file=sub/dir/r.yaml," in drawn(
-        "github", one(Diagnostic("MC101", "m", Span("r.yaml", 1, 1)), folder="sub/dir")
-    )
-    assert "file=sub/r.yaml," in drawn(
-        "github", one(Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)), folder="sub/dir")
-    )
-    assert "file=/abs/r.yaml," in drawn(
-        "github", one(Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)), folder="sub")
-    )
-    override = drawn("github", one(Diagnostic("MC101", "m", Span("override 2", 1, 4)), folder="sub"))
-    assert override.startswith("::error title=MC101::m%0Aat override 2:1:4\n")
+@pytest.mark.parametrize(
+    ("format", "found", "given", "line"),
+    [
+        (
+            "concise",
+            Diagnostic("MC101", "bad\nnews", Span("a b.yaml", 3, 7)),
+            {},
+            "a b.yaml:3:7: MC101 bad?news",
+        ),
+        (
+            "concise",
+            Diagnostic("MC105", "m", Span("f", 3, 7), severity="warning"),
+            {},
+            "f:3:7: MC105 warning: m",
+        ),
+        ("concise", Diagnostic("MC001", "m"), {}, "r.yaml:1:1: MC001 m"),
+        (  # a recipe cannot inject a command of GitHub
+            "github",
+            Diagnostic(
+                "MC101",
+                "50%\n::set-env::",
+                Span("a,b:c%.yaml", 1, 2),
+                (Span("x", 1, 1, 1, "::here"),),
+                "::stop-commands::",
+            ),
+            {"recipe": "::x"},
+            "::error file=a%2Cb%3Ac%25.yaml,line=1,col=2,endColumn=3,title=MC101::50%25?::set-env::%0Ax:1:1: ::here%0Ahelp: ::stop-commands::",
+        ),
+        # annotations are seen from the checkout
+        (
+            "github",
+            Diagnostic("MC101", "m", Span("r.yaml", 1, 1)),
+            {"folder": "sub/dir"},
+            "::error file=sub/dir/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
+        ),
+        (
+            "github",
+            Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)),
+            {"folder": "sub/dir"},
+            "::error file=sub/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
+        ),
+        (
+            "github",
+            Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)),
+            {"folder": "sub"},
+            "::error file=/abs/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
+        ),
+        (
+            "github",
+            Diagnostic("MC101", "m", Span("override 2", 1, 4)),
+            {"folder": "sub"},
+            "::error title=MC101::m%0Aat override 2:1:4",
+        ),
+    ],
+)
+def test_a_finding_in_one_line(format: str, found: Diagnostic, given: dict[str, str], line: str) -> None:
+    lines = drawn(format, one(found, **given)).splitlines()
+    assert lines[0] == line
+    assert lines[1:] == ([": :x: 1 error"] if given.get("recipe") else lines[1:2])
 
 
 # JSON
@@ -303,18 +257,13 @@ def test_sarif_keeps_its_rules() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["a b#?.yaml", "字.yaml", "c:d.yaml", "/abs/é.yaml", "\udcff.yaml", "conf/x%20y.yaml"]
-)
-def test_a_file_is_a_uri(name: str) -> None:
-    log = sarif_of(one(Diagnostic("MC101", "m", Span(name, 1, 1)), "x", folder="sub"))
-    check_sarif(log)
-    (artifact,) = log["runs"][0]["artifacts"]
-    path = urlsplit(artifact["location"]["uri"]).path
-    assert unquote(path, errors="surrogateescape") == (name if name.startswith("/") else f"sub/{name}")
-
-
-def test_what_is_no_file_brings_its_text() -> None:
+def test_a_file_is_a_uri_and_what_is_no_file_brings_its_text() -> None:
+    for name in ("a b#?.yaml", "字.yaml", "c:d.yaml", "/abs/é.yaml", "\udcff.yaml", "conf/x%20y.yaml"):
+        log = sarif_of(one(Diagnostic("MC101", "m", Span(name, 1, 1)), "x", folder="sub"))
+        check_sarif(log)
+        (artifact,) = log["runs"][0]["artifacts"]
+        path = urlsplit(artifact["location"]["uri"]).path
+        assert unquote(path, errors="surrogateescape") == (name if name.startswith("/") else f"sub/{name}")
     log = sarif_of(one(Diagnostic("MC101", "m", Span("override 1", 1, 6)), "seed=x", folder="sub"))
     check_sarif(log)
     (artifact,) = log["runs"][0]["artifacts"]
@@ -335,14 +284,6 @@ def test_a_fix_is_an_artifact_change() -> None:
     (change,) = fix["artifactChanges"]
     region = {"startLine": 1, "startColumn": 3, "endColumn": 7}
     assert change["replacements"] == [{"deletedRegion": region, "insertedContent": {"text": "ranks"}}]
-
-
-# Text
-
-
-def test_text_sums_up_each_recipe_and_all() -> None:
-    absent = "error[MC001]: recipe `absent.yaml` does not exist\n\nabsent.yaml: cannot be read\n"
-    assert drawn("text", mistakes()).endswith(f"right.yaml: ok\n\n{absent}\n3 recipes, 1 right\n")
 
 
 if __name__ == "__main__":

@@ -37,25 +37,19 @@ def drawn(line: str, column: int, width: int = 1, file: str = "f") -> list[str]:
     ).splitlines()
 
 
-def test_the_picture_of_the_design() -> None:
-    assert text(Report((FOUND,), (("recipe.yaml", LINES),))) == IN_DESIGN
-
-
-def test_color_wraps_the_same_pieces() -> None:
+def test_the_picture_of_the_design_in_both_looks() -> None:
     report = Report((FOUND,), (("recipe.yaml", LINES),))
+    assert text(report) == IN_DESIGN
     colored = text(report, color=True)
     assert "\x1b[31;1m^ dp 2 x tp 3 = 6\x1b[0m" in colored
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == IN_DESIGN
 
 
-def test_a_diagnostic_without_a_span_has_only_words() -> None:
+def test_a_diagnostic_without_a_span_or_a_file_has_only_words() -> None:
+    assert text(Report((Diagnostic("MC101", "m", Span("f", 3, 4)),))) == "error[MC101]: m\n --> f:3:4"
     assert text(Report((Diagnostic("MC001", "recipe `x` does not exist", help="did you mean `y`?"),))) == (
         "error[MC001]: recipe `x` does not exist\n  = help: did you mean `y`?"
     )
-
-
-def test_a_file_that_is_not_there_is_only_named() -> None:
-    assert text(Report((Diagnostic("MC101", "m", Span("f", 3, 4)),))) == "error[MC101]: m\n --> f:3:4"
 
 
 def test_marks_stand_under_what_they_mark() -> None:
