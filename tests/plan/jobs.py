@@ -3,7 +3,7 @@ devices, colocated groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from meshctl.plan.model import Group, Plan, Run
 from meshctl.recipe import model as recipe_model
 from meshctl.topology.allocation import allocate
 from meshctl.topology.cluster import Cluster
+from meshctl.topology.device_ranges import DeviceRanges
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 TYPES = ("cuda", "npu")
@@ -36,23 +37,16 @@ def naive(group: Group, sizes: Sizes, nodes: int) -> list[Listed]:
         each, more = divmod(group.workers, nodes)
         homes = [node for node in range(nodes) for _ in range(each + (node < more))]
         return [Listed(node, homes[:rank].count(node), (), ()) for rank, node in enumerate(homes)]
-    hardware = [
-        (node, number) for node, size in enumerate(sizes[group.device_type]) for number in range(size)
-    ]
+    per_node = enumerate(sizes[group.device_type])
+    hardware = [(node, number) for node, size in per_node for number in range(size)]
     devices = [device for start, stop in group.devices for device in range(start, stop)]
     found: list[Listed] = []
     for first in range(0, len(devices), group.gpus_per_worker):
         mine = tuple(devices[first : first + group.gpus_per_worker])
         ((node, *others)) = {hardware[device][0] for device in mine}
         assert not others and list(mine) == list(range(mine[0], mine[-1] + 1))
-        found.append(
-            Listed(
-                node,
-                sum(one.node == node for one in found),
-                mine,
-                tuple(hardware[device][1] for device in mine),
-            )
-        )
+        local_rank = sum(one.node == node for one in found)
+        found.append(Listed(node, local_rank, mine, tuple(hardware[device][1] for device in mine)))
     return found
 
 
@@ -83,13 +77,8 @@ def jobs(draw: st.DrawFn) -> tuple[Plan, Sizes]:
     groups["judge"] = recipe_model.DeviceGroup("judge", draw(st.integers(1, 7)), "cpu")
     placed = allocate(groups, recipe_model.Cluster(nodes, sizes))
     assume(not placed.beyond)
-    assume(
-        all(
-            group.gpus_per_worker <= max(sizes[group.device_type])
-            for group in groups.values()
-            if group.device_type != "cpu"
-        )
-    )
+    on_devices = [group for group in groups.values() if group.device_type != "cpu"]
+    assume(all(group.gpus_per_worker <= max(sizes[group.device_type]) for group in on_devices))
     assert placed.cluster == Cluster.of(nodes, **sizes)
     return Plan("p", 0, placed.cluster, tuple(_placed(groups, placed.devices)), (), (), (), Run()), sizes
 
@@ -109,21 +98,11 @@ def lists(draw: st.DrawFn, sizes: Sequence[int], free: set[int], each: int) -> t
     return tuple(found)
 
 
-def _placed(groups: dict[str, recipe_model.DeviceGroup], devices: object) -> list[Group]:
-    assert isinstance(devices, dict)
+def _placed(groups: dict[str, recipe_model.DeviceGroup], devices: Mapping[str, DeviceRanges]) -> list[Group]:
     found, place = list[Group](), 0
     for name, group in groups.items():
-        found.append(
-            Group(
-                name,
-                group.device_type,
-                group.workers,
-                place,
-                devices[name],
-                group.gpus_per_worker,
-                colocate=group.colocate,
-            )
-        )
+        where = (devices[name], group.gpus_per_worker)
+        found.append(Group(name, group.device_type, group.workers, place, *where, colocate=group.colocate))
         place += group.workers
     return found
 

@@ -35,7 +35,7 @@ def test_a_set_does_not_grow_with_its_nodes() -> None:
 
 
 @given(jobs())
-@settings(max_examples=examples(50, 500))
+@settings(max_examples=examples(20, 500))
 def test_a_set_is_what_each_of_its_nodes_hosts(job: tuple[Plan, Sizes]) -> None:
     plan, _ = job
     found = node_sets(plan)

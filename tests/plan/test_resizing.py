@@ -64,13 +64,11 @@ def test_a_lost_node_leaves_the_numbers_of_the_others(tmp_path: Path) -> None:
     assert "groups.judge.nodes=[0,2]" in overrides and "groups.judge.ranks=4" in overrides
     assert (plan.nodes_of("train"), plan.nodes_of("judge")) == ((0, 2), (0, 2))
     assert plan.group("train").devices == ((0, 4), (8, 12))
+    whole = loaded(tmp_path, RECIPE)
     last = without(tmp_path, RECIPE, Lost(nodes=frozenset({2})))[1]
-    assert last.cluster == loaded_plan(tmp_path).cluster
-
-
-def loaded_plan(folder: Path) -> Plan:
-    found = loaded(folder, RECIPE)
-    return resolve(found.recipe, found.endpoints)
+    assert last.cluster == resolve(whole.recipe, whole.endpoints).cluster
+    untouched = Lost(devices=frozenset({("npu", 0)}))
+    assert not list(resizings(whole.recipe, resolve(whole.recipe, whole.endpoints), untouched))
 
 
 def test_named_devices_of_a_node_lose_their_name(tmp_path: Path) -> None:
@@ -98,12 +96,6 @@ def test_named_devices_of_a_node_lose_their_name(tmp_path: Path) -> None:
 def test_what_cannot_be_survived(lost: Lost, why: str, tmp_path: Path) -> None:
     with pytest.raises(CannotResize, match=why):
         without(tmp_path, RECIPE, lost)
-
-
-def test_nothing_is_resized_if_nothing_is_touched(tmp_path: Path) -> None:
-    whole = loaded(tmp_path, RECIPE)
-    lost = Lost(devices=frozenset({("npu", 0)}))
-    assert not list(resizings(whole.recipe, resolve(whole.recipe, whole.endpoints), lost))
 
 
 LOSSES = st.builds(

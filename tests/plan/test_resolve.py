@@ -63,80 +63,47 @@ def test_the_recipe_of_the_design(tmp_path: Path) -> None:
     assert plan.component("sampler").args == {"max_new_tokens": 16}
     assert plan.component("sampler").endpoints == {"sample": ("slice_dp", "flatten", "all")}
     assert plan.component("actor").endpoints == {"update": ("slice_dp", "mean", "all")}
-    assert [stage.name for stage in plan.stages] == [
-        "batch",
-        "rollouts",
-        "scored",
-        "metrics",
-        "both",
-        "publish",
-    ]
+    assert " ".join(stage.name for stage in plan.stages) == "batch rollouts scored metrics both publish"
     assert plan.stage("metrics").collect == "mean"
     assert plan.stage("scored").inputs == (Input(("rollouts",), "", Dispatch(balance="tokens")),)
     publish = plan.stage("publish")
-    assert (publish.method, publish.to, publish.to_method, publish.lag) == (
-        "weights",
-        "sampler",
-        "load_weights",
-        1,
-    )
+    ends = (publish.method, publish.to, publish.to_method, publish.lag)
+    assert ends == ("weights", "sampler", "load_weights", 1)
     assert plan.run.checkpoint == Checkpoint(50, 3) and plan.run.steps == 200
 
 
 def test_rare_fields_arrive_and_leave_no_trace_where_they_are_absent(tmp_path: Path) -> None:
-    keys = (
-        "pipeline.scored.patience",
-        "pipeline.publish.checksum",
-        "pipeline.scored.dispatch.equal_counts",
-        "run.patience",
+    rare = (
+        "pipeline.scored.dispatch.equal_counts=true",
+        "pipeline.publish.checksum=true",
+        "run.patience=0.5",
     )
-    plan = plan_of(
-        tmp_path,
-        IN_DESIGN,
-        *(f"{key}={value}" for key, value in zip(keys, ("0", "true", "true", "0.5"), strict=True)),
-    )
+    plan = plan_of(tmp_path, IN_DESIGN, "pipeline.scored.patience=0", *rare)
     assert plan.stage("publish").checksum and plan.run.patience == 0.5
     assert plan.stage("scored").patience == 0 and plan.stage("metrics").patience is None
-    assert [route.dispatch for route in plan.routes if route.dispatch.equal_counts] == [
-        Dispatch(balance="tokens", equal_counts=True)
-    ]
+    equal = [route.dispatch for route in plan.routes if route.dispatch.equal_counts]
+    assert equal == [Dispatch(balance="tokens", equal_counts=True)]
     assert Plan.from_json(plan.to_json()) == plan
-    stated = [f"{key}={value}" for key, value in zip(keys[2:], ("false", "600"), strict=True)]
-    assert plan_of(tmp_path, IN_DESIGN, *stated).digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
+    stated = plan_of(tmp_path, IN_DESIGN, "pipeline.scored.dispatch.equal_counts=false", "run.patience=600")
+    assert stated.digest == plan_of(tmp_path, IN_DESIGN).digest != plan.digest
 
 
 def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
     train = ["groups.train={ranks: 8, device_type: cpu}", "pipeline.rollouts.sample_bytes=4096"]
-    sizes = [
-        "fsdp_size=auto",
-        "pp_size=2",
-        "ep_size=2",
-        "etp_size=2",
-        "vpp_size=3",
-        "ulysses_size=2",
-        "sequence_parallel=true",
+    sizes = {"fsdp_size": "auto", "pp_size": 2, "ep_size": 2, "etp_size": 2, "vpp_size": 3, "ulysses_size": 2}
+    stated = [
+        f"components.actor.parallel.{key}={size}"
+        for key, size in {**sizes, "sequence_parallel": "true"}.items()
     ]
-    plan = plan_of(tmp_path, IN_DESIGN, *train, *(f"components.actor.parallel.{size}" for size in sizes))
+    plan = plan_of(tmp_path, IN_DESIGN, *train, *stated)
     mesh = DeviceMesh.from_sizes(
-        pp_size=2,
-        fsdp_size=2,
-        tp_size=2,
-        ep_size=2,
-        etp_size=2,
-        vpp_size=3,
-        ulysses_size=2,
-        sequence_parallel=True,
-        device_type="cpu",
+        **{**sizes, "fsdp_size": 2, "tp_size": 2}, sequence_parallel=True, device_type="cpu"
     )
     assert plan.component("actor").mesh == mesh and mesh.ep_fsdp_size == 1
     assert Plan.from_json(plan.to_json()).component("actor").mesh.view("expert") == mesh.view("expert")
     assert [stage.sample_bytes for stage in plan.stages] == [0, 4096, 0, 0, 0, 0]
-    layout = (
-        plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep")
-        .component("actor")
-        .mesh
-    )
-    assert layout == DeviceMesh.from_sizes(fsdp_size=8, ep_size=2, device_type="cpu")
+    plan = plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep")
+    assert plan.component("actor").mesh == DeviceMesh.from_sizes(fsdp_size=8, ep_size=2, device_type="cpu")
 
 
 def test_routes_are_named_by_their_ends(tmp_path: Path) -> None:
@@ -155,13 +122,6 @@ def test_routes_are_named_by_their_ends(tmp_path: Path) -> None:
     assert routes[6] == Route("publish", "publish", "publish", kind="weights", slots=3)
 
 
-def test_a_plan_is_the_same_for_the_same_recipe_and_survives_json(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, IN_DESIGN)
-    assert plan.digest == plan_of(tmp_path, IN_DESIGN).digest
-    assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
-    assert plan.digest != plan_of(tmp_path, IN_DESIGN, "seed=1").digest
-
-
 def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) -> None:
     text = IN_DESIGN.replace(
         "_target_: arithmetic.Prompts,", "_target_: arithmetic.Prompts, args: {path: '${oc.env:SECRET}'},"
@@ -170,7 +130,7 @@ def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) ->
     plan = plan_of(tmp_path, text)
     assert plan.component("prompts").args == {"path": "${oc.env:SECRET}"}
     monkeypatch.setenv("SECRET", "other")
-    assert plan.digest == plan_of(tmp_path, text).digest
+    assert plan.digest == plan_of(tmp_path, text).digest != plan_of(tmp_path, text, "seed=1").digest
 
 
 def test_a_stage_comes_after_its_inputs_and_else_as_written(tmp_path: Path) -> None:
@@ -201,10 +161,9 @@ groups:
   a: {ranks: 2, device_type: cpu, program: train.py, args: [--lr, 1e-3], cwd: sub}
   b: {ranks: 1, device_type: cpu, program: {module: pkg.main}, env: [HOME]}
 """
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "train.py").touch()
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "main.py").touch()
+    for name in ("sub/train.py", "pkg/main.py"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
     (tmp_path / "recipe.yaml").write_text(text)
     loaded = load("recipe.yaml", [], tmp_path)
     assert not loaded.report.diagnostics
@@ -239,21 +198,11 @@ def groups(draw: st.DrawFn, index: int) -> dict[str, Any]:
 CALLS = ["next", "score", "compare", "update"]
 TARGETS = {"next": "Prompts", "score": "Judge", "compare": "Judge", "update": "Actor"}
 WORDS = [
-    {"every": 2},
-    {"collect": "sum"},
-    {"execute": "first"},
-    {"execute": "peer"},
-    {"when": "end"},
+    *({"every": 2}, {"collect": "sum"}, {"execute": "first"}, {"execute": "peer"}, {"when": "end"}),
     {"dispatch": {"allow_empty": True}},
 ]
-
-
-CLUSTERS = [
-    {"nodes": 2},
-    {"devices_per_node": 8},
-    {"devices_per_node": [8, 4, 0, 16]},
-    {"devices_per_node": {"gpu": 8, "npu": [30, 6]}},
-]
+SIZES_OF_NODES = [8, [8, 4, 0, 16], {"gpu": 8, "npu": [30, 6]}]
+CLUSTERS = [{"nodes": 2}, *({"devices_per_node": sizes} for sizes in SIZES_OF_NODES)]
 
 
 @st.composite
@@ -261,11 +210,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     """Draws recipes, most of them correct."""
     names = [f"g{index}" for index in range(draw(st.integers(1, 3)))]
     made: dict[str, Any] = {name: draw(groups(index)) for index, name in enumerate(names)}
-    if (
-        len(names) > 1
-        and made["g0"]["device_type"] == made["g1"]["device_type"] != "cpu"
-        and draw(st.booleans())
-    ):
+    types = [group["device_type"] for group in made.values()]
+    if types[1:] and types[0] == types[1] != "cpu" and draw(st.booleans()):
         made["g1"]["colocate"] = "g0"
     kinds = draw(st.lists(st.sampled_from(CALLS), min_size=len(names), max_size=4))
     components: dict[str, Any] = {"source": {"_target_": "arithmetic.Prompts", "group": names[0]}}
@@ -273,11 +219,9 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
         group = names[index] if index < len(names) else draw(st.sampled_from(names))
         same = [name for name, other in components.items() if other["group"] == group]
         parallel = draw(st.one_of(st.none(), SIZES, st.sampled_from(same) if same else st.none()))
-        components[f"c{index}"] = {
-            "_target_": f"arithmetic.{TARGETS[kind]}",
-            "group": group,
-            **({"parallel": parallel} if parallel else {}),
-        }
+        components[f"c{index}"] = {"_target_": f"arithmetic.{TARGETS[kind]}", "group": group}
+        if parallel:
+            components[f"c{index}"]["parallel"] = parallel
     pipeline: dict[str, Any] = {"s0": {"call": "source.next", "samples": draw(st.sampled_from([1, 4, 64]))}}
     for index, kind in enumerate(kinds):
         earlier = st.sampled_from(list(pipeline))
@@ -285,10 +229,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
         if kind == "next":
             stage["samples"] = draw(st.sampled_from([4, 16]))
         elif kind == "compare":
-            stage["in"] = {
-                "batch": draw(earlier),
-                "other": {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))},
-            }
+            other = {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))}
+            stage["in"] = {"batch": draw(earlier), "other": other}
         else:
             stage["in"] = draw(st.one_of(earlier, st.lists(earlier, min_size=1, max_size=2, unique=True)))
         if draw(st.booleans()):
@@ -296,16 +238,12 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
         pipeline[f"s{index + 1}"] = stage
     order = draw(st.permutations(list(pipeline)))
     cluster = draw(st.sampled_from([{}, {}, *({"cluster": cluster} for cluster in CLUSTERS)]))
-    return {
-        "groups": made,
-        "components": components,
-        "pipeline": {name: pipeline[name] for name in order},
-        **cluster,
-    }
+    stages = {name: pipeline[name] for name in order}
+    return {"groups": made, "components": components, "pipeline": stages, **cluster}
 
 
 @settings(
-    max_examples=examples(40, 150), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+    max_examples=examples(25, 150), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
 )
 @given(recipes())
 def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
@@ -325,8 +263,5 @@ def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) ->
     for group in plan.groups:
         workers = list(plan.workers(group.name))
         assert [worker.rank for worker in workers] == list(range(group.workers))
-        assert all(
-            len(worker.devices) == (0 if group.device_type == "cpu" else group.gpus_per_worker)
-            for worker in workers
-        )
-        assert all(worker.node < plan.cluster.nodes for worker in workers)
+        each = 0 if group.device_type == "cpu" else group.gpus_per_worker
+        assert all(len(one.devices) == each and one.node < plan.cluster.nodes for one in workers)

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.plan.model import Cluster, Group, Plan, Run
 from meshctl.plan.resolve import resolve
 from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route
 from meshctl.view.pictures.json import data, draw
 from tests.examples import examples
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 from tests.plan.jobs import Sizes, jobs, naive
+from tests.view.pictures import plans
 
 GOLDEN = PLAN_GOLDEN
 CLASSES = str(RECIPE_GOLDEN)
@@ -73,7 +72,7 @@ def listed(
         yield {device: tuple(names) for device, names in users.items()}, processes
 
 
-@settings(max_examples=examples(40, 150))
+@settings(max_examples=examples(20, 150))
 @given(jobs())
 def test_nodes_show_every_device_as_it_is_used(job: tuple[Plan, Sizes]) -> None:
     plan, sizes = job
@@ -114,38 +113,30 @@ def test_a_picture_of_100_000_devices_is_no_larger() -> None:
 
 
 def test_letters_go_on_after_z() -> None:
-    mesh = DeviceMesh.from_sizes()
-    components = tuple(Component(f"c{number}", "m.C", "g", mesh) for number in range(703))
-    drawn = topology(Plan("p", 0, Cluster(), (Group("g", "cpu", 1, 0),), components, (), (), Run()))
-    letters = [component.letter for component in drawn.components]
-    assert (letters[0], letters[25], letters[26], letters[701], letters[702]) == ("A", "Z", "AA", "ZZ", "AAA")
-    assert len(set(letters)) == 703 and drawn.components[0].layout == "one rank"
-
-
-def test_a_layout_is_shown_in_the_order_of_the_mesh() -> None:
-    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"])
-    plan = Plan(
-        "p", 0, Cluster(), (Group("g", "cpu", 24, 0),), (Component("c", "m.C", "g", mesh),), (), (), Run()
+    alone = plans.group("g", "cpu", 1)
+    components = [plans.component(f"c{number}", alone) for number in range(703)]
+    shown = topology(plans.plan("p", Cluster(), [alone], components, [])).components
+    letters = [one.letter for one in shown]
+    assert [letters[at] for at in (0, 25, 26, 701, 702)] == ["A", "Z", "AA", "ZZ", "AAA"]
+    assert len(set(letters)) == 703 and shown[0].layout == "one rank"
+    wide = plans.group("g", "cpu", 24)
+    turned = plans.component(
+        "c", wide, pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"]
     )
-    assert topology(plan).components[0].layout == "tp 4 x dp 3 x pp 2"
+    assert (
+        topology(plans.plan("p", Cluster(), [wide], [turned], [])).components[0].layout
+        == "tp 4 x dp 3 x pp 2"
+    )
 
 
 def test_process_groups_are_those_above_1_and_of_views_that_add_information() -> None:
-    mesh = DeviceMesh.from_sizes(pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2)
-    plan = Plan(
-        "p",
-        0,
-        Cluster.of(2, cuda=8),
-        (Group("g", "cuda", 16, 0, ((0, 16),)),),
-        (Component("c", "m.C", "g", mesh),),
-        (),
-        (),
-        Run(),
+    train = plans.group("g", "cuda", 16, (0, 16))
+    made = plans.component(
+        "c", train, pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2
     )
-    (component,) = topology(plan).components
+    (shown,) = topology(plans.plan("p", Cluster.of(2, cuda=8), [train], [made], [])).components
     facts = [
-        (each.dim, each.count, each.size, each.stride, each.example, each.reach)
-        for each in component.process_groups
+        (one.dim, one.count, one.size, one.stride, one.example, one.reach) for one in shown.process_groups
     ]
     assert facts == [
         ("pp", 8, 2, 8, (0, 8), "all"),
@@ -160,46 +151,32 @@ def test_process_groups_are_those_above_1_and_of_views_that_add_information() ->
 # Routes
 
 
-def route_plan(
-    collect: str, called: str, execute: str, mode: str, samples: int = 100, nodes: int = 1
-) -> Plan:
+def route_plan(collect: str, nodes: int = 1) -> Plan:
     """Returns a plan of a source on dp 2 x tp 2, whose batches are sent to fsdp 3 x pp 2."""
-    producer = DeviceMesh.from_sizes(dp_size=2, tp_size=2)
-    consumer = DeviceMesh.from_sizes(fsdp_size=3, pp_size=2)
-    dispatch = Dispatch(mode)
-    return Plan(
-        name="p",
-        seed=0,
-        cluster=Cluster(nodes),
-        groups=(Group("a", "cpu", 4, 0), Group("b", "cpu", 6, 4)),
-        components=(Component("x", "m.X", "a", producer), Component("y", "m.Y", "b", consumer)),
-        stages=(
-            Stage(
-                "s", "call", "x", "next", execute=called, collect=collect, samples=samples, sample_bytes=10
-            ),
-            Stage("t", "call", "y", "take", (Input(("s",), "", dispatch),), execute=execute),
-            Stage("w", "sync", "x", "weights", to="y", to_method="load_weights"),
-        ),
-        routes=(
-            Route("s -> t", "s", "t", "", collect=collect, dispatch=dispatch),
-            Route("w", "w", "w", kind="weights"),
-        ),
-        run=Run(),
-    )
+    one, other = plans.group("a", "cpu", 4), plans.group("b", "cpu", 6)
+    components = [
+        plans.component("x", one, dp_size=2, tp_size=2),
+        plans.component("y", other, fsdp_size=3, pp_size=2),
+    ]
+    stages = [
+        plans.call("s", "x.next", collect=collect, samples=100, sample_bytes=10),
+        plans.call("t", "y.take", "s"),
+        plans.sync("w", "x", "y"),
+    ]
+    return plans.plan("p", Cluster(nodes), [one, other], components, stages)
 
 
 @pytest.mark.parametrize(("collect", "samples"), [("flatten", 100), ("first", 100), ("mean", 0), ("none", 0)])
 def test_samples_and_bytes_of_a_route(collect: str, samples: int) -> None:
     """The numbers of ranks and shares are compared with lists of links in `test_ways`."""
-    flow, weights = topology(route_plan(collect, "all", "all", "slice_dp")).routes
+    flow, weights = topology(route_plan(collect)).routes
     assert (flow.samples, flow.bytes) == (samples, 10 * samples)
     assert (weights.producers, weights.consumers, weights.shares, weights.bytes) == (4, 6, 1, 0)
     assert (flow.producer, flow.consumer, weights.kind) == ("x", "y", "weights")
 
 
 def test_where_a_route_leads() -> None:
-    words = ("flatten", "all", "all", "slice_dp")
-    assert [route.over for route in topology(route_plan(*words, nodes=2)).routes] == ["nodes", "nodes"]
+    assert [route.over for route in topology(route_plan("flatten", nodes=2)).routes] == ["nodes", "nodes"]
     assert {route.name: route.over for route in small().routes} == {
         "batch -> rollouts": "device",
         "rollouts -> scored": "nodes",

@@ -18,7 +18,7 @@ from meshctl.view.pictures.text.picture import draw as drawn
 from tests.examples import examples
 from tests.plan.jobs import of_types
 from tests.plan.links import links
-from tests.plan.views.test_selection import TYPE, DeviceType, routed
+from tests.plan.views.test_selection import TYPE, DeviceType, apart_and_together, routed
 from tests.view.pictures.plans import call, component, group, plan, sync
 
 
@@ -40,7 +40,7 @@ def listed(plan: Plan, route: Route) -> tuple[str, ...]:
 DISPATCHES = st.sampled_from([None, Dispatch(balance="tokens"), Dispatch(home="s")])
 
 
-@settings(max_examples=examples(120, 3000))
+@settings(max_examples=examples(40, 3000))
 @given(routed(sorted(COLLECT)), st.tuples(TYPE, TYPE), DISPATCHES)
 def test_the_ways_of_a_route_are_the_distances_of_its_links(
     made: Plan, types: tuple[DeviceType, DeviceType], other: Dispatch | None
@@ -48,12 +48,8 @@ def test_the_ways_of_a_route_are_the_distances_of_its_links(
     made = of_types(made, types)
     (route,) = made.routes
     made = replace(made, routes=(replace(route, dispatch=other or route.dispatch),))
-    together = replace(
-        made, groups=made.groups[:1], components=tuple(replace(each, group="a") for each in made.components)
-    )
-    check(made)
-    if made.component("x").mesh.world_size == made.component("y").mesh.world_size:
-        check(together)
+    for each in apart_and_together(made):
+        check(each)
 
 
 def check(made: Plan) -> None:
