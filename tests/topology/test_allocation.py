@@ -1,6 +1,9 @@
 """Allocation of devices: disjoint by default, exactly as listed, and on the smallest cluster that is
 enough."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,114 +32,107 @@ def numbers(result: Allocation, group: str) -> list[int]:
     return [number for start, stop in result.devices[group] for number in range(start, stop)]
 
 
-def test_a_count_allocates_the_next_free_devices() -> None:
-    result = placed(
-        DeviceGroup("a", 4, "cuda"),
-        DeviceGroup("b", (0, 1, 5), "cuda"),
-        DeviceGroup("c", 2, "cuda"),
-        DeviceGroup("d", 3, "cpu"),
-    )
-    assert numbers(result, "a") == [2, 3, 4, 6]
-    assert numbers(result, "c") == [7, 8]
-    assert result.devices["d"] == ()
-    assert result.cluster == cuda(1, 9)
+def cuda_group(name: str, ranks: int | tuple[int, ...], each: int = 1, **more: Any) -> DeviceGroup:
+    return DeviceGroup(name, ranks, "cuda", each, **more)
 
 
-def test_a_worker_keeps_to_one_node() -> None:
-    one, two = DeviceGroup("a", 1, "cuda"), DeviceGroup("b", 4, "cuda", gpus_per_worker=2)
-    result = placed(one, two, cluster=Cluster(2, 4))
-    assert numbers(result, "b") == [1, 2, 4, 5]
-    assert placed(one, two, cluster=Cluster(2)).cluster == cuda(2, 3)
-    assert placed(one, two).cluster == cuda(1, 5)
-
-
-def test_colocated_groups_share() -> None:
-    groups = (
-        DeviceGroup("c", 1, "cuda", colocate="b"),
-        DeviceGroup("b", 2, "cuda", colocate="a"),
-        DeviceGroup("a", (3, 4, 5), "cuda"),
-    )
-    result = placed(*groups)
-    assert [numbers(result, name) for name in "abc"] == [[3, 4, 5], [3, 4], [3]]
-
-
-def test_a_list_may_name_the_shared_devices_of_another_group() -> None:
-    result = placed(
-        DeviceGroup("a", 2, "cuda"),
-        DeviceGroup("b", 4, "cuda"),
-        DeviceGroup("c", (0, 3), "cuda", colocate="b"),
-    )
-    assert [numbers(result, name) for name in "abc"] == [[1, 2], [0, 3, 4, 5], [0, 3]]
-
-
-def test_what_the_cluster_lacks_is_named() -> None:
-    result = placed(DeviceGroup("a", 3, "cuda"), DeviceGroup("b", 2, "cuda"), cluster=Cluster(1, 4))
-    assert dict(result.beyond) == {"b": 4}
+ONE_TWO = (cuda_group("a", 1), cuda_group("b", 4, 2))
+ONE_EIGHT = (cuda_group("a", 1), cuda_group("b", 8, 4))
+TWO_FOUR = (cuda_group("a", 2), cuda_group("b", 4, 2))
+UNEVEN = Nodes.of(4, cuda=[6, 3, 4, 1])
+POOLS = Cluster(5, nodes_by_pool=(NodePool("gpu", 3, 8), NodePool("small", 2, {"cuda": 4})))
+POOLED = Nodes(5, {"cuda": ((3, 8), (2, 4))}, (("gpu", 3), ("small", 2)))
 
 
 @pytest.mark.parametrize(
-    ("cluster", "expected"),
-    [(Cluster(), (1, 10)), (Cluster(2), (2, 5)), (Cluster(0, 4), (3, 4)), (Cluster(0, 16), (1, 16))],
+    ("groups", "cluster", "devices", "found"),
+    [
+        # a count takes the next free devices
+        ((cuda_group("a", 4), cuda_group("b", (0, 1, 5)), cuda_group("c", 2), DeviceGroup("d", 3, "cpu")),
+         Cluster(), {"a": [2, 3, 4, 6], "c": [7, 8], "d": []}, cuda(1, 9)),
+        # a worker keeps to one node
+        (ONE_TWO, Cluster(2, 4), {"b": [1, 2, 4, 5]}, cuda(2, 4)),
+        (ONE_TWO, Cluster(2), {}, cuda(2, 3)),
+        (ONE_TWO, Cluster(), {}, cuda(1, 5)),
+        # colocated groups share; a list may name the shared devices of another group
+        ((cuda_group("c", 1, colocate="b"), cuda_group("b", 2, colocate="a"), cuda_group("a", (3, 4, 5))),
+         Cluster(), {"a": [3, 4, 5], "b": [3, 4], "c": [3]}, cuda(1, 6)),
+        ((cuda_group("a", 2), cuda_group("b", 4), cuda_group("c", (0, 3), colocate="b")),
+         Cluster(), {"a": [1, 2], "b": [0, 3, 4, 5], "c": [0, 3]}, cuda(1, 6)),
+        # what is left out is the least
+        ((cuda_group("a", 10),), Cluster(), {}, cuda(1, 10)),
+        ((cuda_group("a", 10),), Cluster(2), {}, cuda(2, 5)),
+        ((cuda_group("a", 10),), Cluster(0, 4), {}, cuda(3, 4)),
+        ((cuda_group("a", 10),), Cluster(0, 16), {}, cuda(1, 16)),
+        # a job on cpu has no devices
+        ((DeviceGroup("a", 3, "cpu"),), Cluster(), {}, Nodes(1)),
+        ((DeviceGroup("a", 3, "cpu"),), Cluster(2, 8), {}, Nodes(2)),
+        ((DeviceGroup("a", 3, "cpu"),), Cluster(0, (8, 4)), {}, Nodes(2)),
+        # nodes may differ
+        (ONE_EIGHT, Cluster(0, (6, 3, 4, 1)), {"b": [1, 2, 3, 4, 9, 10, 11, 12]}, UNEVEN),
+        # groups that fit in another order
+        (TWO_FOUR, Cluster(2, 3), {"a": [2, 5], "b": [0, 1, 3, 4]}, cuda(2, 3)),
+        (TWO_FOUR, Cluster(0, 3), {}, cuda(2, 3)),
+        ((cuda_group("a", 2, nodes=(0, 1)), cuda_group("b", 2, nodes=(0,))), Cluster(2, 2), {"a": [2, 3], "b": [0, 1]}, cuda(2, 2)),
+        # nodes by number and by pool: what is full receives what is free, and the least cluster has the named nodes
+        ((cuda_group("a", 6), cuda_group("b", 4, nodes=("small",)), cuda_group("c", 8, nodes=(0,)), DeviceGroup("d", 3, "cpu", nodes=(1, "small"))),
+         POOLS, {"a": [*range(8, 14)], "b": [*range(24, 28)], "c": [*range(8)], "d": []}, POOLED),
+        ((cuda_group("a", 12, nodes=("small",)),), POOLS, {"a": [*range(24, 32)]}, POOLED),
+        ((cuda_group("a", 4, nodes=(2,)), cuda_group("b", 2)), Cluster(), {}, cuda(3, 4)),
+        ((cuda_group("a", 4, nodes=("gpu",)),), Cluster(), {}, cuda(1, 4)),
+    ],
+)  # fmt: skip
+def test_allocation(
+    groups: Sequence[DeviceGroup], cluster: Cluster, devices: dict[str, list[int]], found: Nodes
+) -> None:
+    result = placed(*groups, cluster=cluster)
+    assert {name: numbers(result, name) for name in devices} == devices
+    assert result.cluster == found
+
+
+def test_nodes_of_a_group_on_cpu_by_number_and_by_pool() -> None:
+    result = placed(DeviceGroup("d", 3, "cpu", nodes=(1, "small")), cluster=POOLS)
+    assert result.nodes == {"d": ((1, 2), (3, 5))} and not result.beyond
+
+
+@pytest.mark.parametrize(
+    ("groups", "cluster", "beyond"),
+    [
+        ((cuda_group("a", 3), cuda_group("b", 2)), Cluster(1, 4), {"b": 4}),
+        (ONE_EIGHT, Cluster(2, (6, 3)), {"b": 9}),
+        (ONE_EIGHT, Cluster(2, {"cuda": (6, 3)}), {"b": 9}),
+        (ONE_EIGHT, Cluster(0, (6, 3, 4, 1)), {}),
+        (TWO_FOUR, Cluster(2, 3), {}),
+        ((cuda_group("a", 12, nodes=("small",)),), POOLS, {}),
+    ],
 )
-def test_what_is_left_out_is_the_least(cluster: Cluster, expected: tuple[int, int]) -> None:
-    assert placed(DeviceGroup("a", 10, "cuda"), cluster=cluster).cluster == cuda(*expected)
-
-
-def test_a_job_on_cpu_has_no_devices() -> None:
-    assert placed(DeviceGroup("a", 3, "cpu")).cluster == Nodes(1)
-    assert placed(DeviceGroup("a", 3, "cpu"), cluster=Cluster(2, 8)).cluster == Nodes(2)
-    assert placed(DeviceGroup("a", 3, "cpu"), cluster=Cluster(0, (8, 4))).cluster == Nodes(2)
+def test_what_the_cluster_lacks_is_named(
+    groups: Sequence[DeviceGroup], cluster: Cluster, beyond: dict[str, int]
+) -> None:
+    assert dict(placed(*groups, cluster=cluster).beyond) == beyond
 
 
 def test_a_large_job_is_placed_by_runs() -> None:
-    result = placed(
-        DeviceGroup("a", 50_000, "cuda"),
-        DeviceGroup("b", 50_000, "cuda", gpus_per_worker=4),
-        cluster=Cluster(12_500, 8),
-    )
+    result = placed(cuda_group("a", 50_000), cuda_group("b", 50_000, 4), cluster=Cluster(12_500, 8))
     assert result.devices == {"a": ((0, 50_000),), "b": ((50_000, 100_000),)} and not result.beyond
+    rest = placed(cuda_group("a", 75_000, 3), cuda_group("b", 25_000), cluster=Cluster(12_500, 8))
+    assert not rest.beyond and (rest.devices["b"][0], rest.devices["b"][-1]) == ((6, 8), (99_998, 100_000))
 
 
 def test_each_device_type_is_numbered_from_0() -> None:
     groups = (
-        DeviceGroup("a", 3, "cuda"),
+        cuda_group("a", 3),
         DeviceGroup("b", 2, "npu"),
-        DeviceGroup("c", 2, "cuda"),
+        cuda_group("c", 2),
         DeviceGroup("d", (1, 5), "npu"),
     )
     result = placed(*groups)
-    assert {name: numbers(result, name) for name in "abcd"} == {
-        "a": [0, 1, 2],
-        "b": [0, 2],
-        "c": [3, 4],
-        "d": [1, 5],
-    }
+    assert [numbers(result, name) for name in "abcd"] == [[0, 1, 2], [0, 2], [3, 4], [1, 5]]
     assert result.cluster == Nodes.of(1, cuda=5, npu=6)
     assert placed(*groups, cluster=Cluster(2, 4)).cluster == Nodes.of(2, cuda=4, npu=4)
     assert placed(*groups, cluster=Cluster(0, {"npu": (2, 4)})).cluster == Nodes.of(2, cuda=3, npu=[2, 4])
-    assert placed(*groups[:1], cluster=Cluster(0, {"cuda": 2, "npu": 4})).cluster == Nodes.of(
-        2, cuda=2, npu=4
-    )
-
-
-def test_nodes_may_differ() -> None:
-    one, two = DeviceGroup("a", 1, "cuda"), DeviceGroup("b", 8, "cuda", gpus_per_worker=4)
-    result = placed(one, two, cluster=Cluster(0, (6, 3, 4, 1)))
-    assert result.cluster == Nodes.of(4, cuda=[6, 3, 4, 1]) and not result.beyond
-    assert numbers(result, "b") == [1, 2, 3, 4, 9, 10, 11, 12]
-    assert dict(placed(one, two, cluster=Cluster(2, (6, 3))).beyond) == {"b": 9}
-    assert dict(placed(one, two, cluster=Cluster(2, {"cuda": (6, 3)})).beyond) == {"b": 9}
-
-
-def test_a_large_job_whose_workers_leave_a_rest_is_placed_too() -> None:
-    result = placed(
-        DeviceGroup("a", 75_000, "cuda", 3), DeviceGroup("b", 25_000, "cuda"), cluster=Cluster(12_500, 8)
-    )
-    assert (
-        not result.beyond
-        and result.devices["b"][0] == (6, 8)
-        and result.devices["b"][-1] == (99_998, 100_000)
-    )
+    both = placed(*groups[:1], cluster=Cluster(0, {"cuda": 2, "npu": 4}))
+    assert both.cluster == Nodes.of(2, cuda=2, npu=4)
 
 
 # What rules ask
@@ -221,53 +217,25 @@ def test_one_device_less_on_each_node_is_too_few(sizes: list[tuple[int, int]], n
         assert allocate(groups, Cluster(nodes, each - 1)).beyond
 
 
-# Nodes, and neighbouring ranks that are kept together
-
-POOLS = Cluster(5, nodes_by_pool=(NodePool("gpu", 3, 8), NodePool("small", 2, {"cuda": 4})))
-
-
-def test_a_group_with_nodes_receives_their_devices_before_others() -> None:
-    groups = (
-        DeviceGroup("a", 6, "cuda"),
-        DeviceGroup("b", 4, "cuda", nodes=("small",)),
-        DeviceGroup("c", 8, "cuda", nodes=(0,)),
-        DeviceGroup("d", 3, "cpu", nodes=(1, "small")),
-    )
-    result = placed(*groups, cluster=POOLS)
-    assert [result.devices[name] for name in "abcd"] == [((8, 14),), ((24, 28),), ((0, 8),), ()]
-    assert result.nodes == {"d": ((1, 2), (3, 5))} and not result.beyond
-    assert result.cluster == Nodes(5, {"cuda": ((3, 8), (2, 4))}, (("gpu", 3), ("small", 2)))
-
-
-def test_a_group_whose_nodes_are_full_receives_what_is_free() -> None:
-    result = placed(DeviceGroup("a", 12, "cuda", nodes=("small",)), cluster=POOLS)
-    assert result.devices == {"a": ((24, 32),)} and not result.beyond
-
-
-def test_the_least_cluster_has_the_named_nodes() -> None:
-    groups = (DeviceGroup("a", 4, "cuda", nodes=(2,)), DeviceGroup("b", 2, "cuda"))
-    assert placed(*groups).cluster == cuda(3, 4)
-    assert placed(DeviceGroup("a", 4, "cuda", nodes=("gpu",))).cluster == cuda(1, 4)
+# Neighbouring ranks that are kept together
 
 
 def test_neighbours_begin_on_the_next_node_where_there_are_enough() -> None:
-    groups = {
-        "a": DeviceGroup("a", 6, "cuda"),
-        "b": DeviceGroup("b", 8, "cuda"),
-        "c": DeviceGroup("c", 2, "cuda"),
-    }
-    three = allocate(groups, Cluster(3, 8), {"b": (8,)})
-    assert dict(three.devices) == {"a": ((0, 6),), "b": ((8, 16),), "c": ((6, 8),)}
-    assert allocate(groups, Cluster(0, 8), {"b": (8,)}).devices == three.devices
-    exact = {**groups, "b": DeviceGroup("b", 16, "cuda"), "c": DeviceGroup("c", 2, "cuda")}
-    assert allocate(exact, Cluster(0, 8), {"b": (8,)}).devices["b"] == ((8, 24),)
-    full = {"a": DeviceGroup("a", 6, "cuda"), "b": DeviceGroup("b", 8, "cuda")}
-    assert allocate(full, Cluster(1, 14), {"b": (8,)}).devices["b"] == ((6, 14),)
-    assert allocate(full, Cluster(2, 7), {"b": (8,)}).devices["b"] == ((6, 14),)
+    def of(cluster: Cluster, **ranks: int) -> dict[str, list[int]]:
+        result = allocate(
+            {name: cuda_group(name, count) for name, count in ranks.items()}, cluster, {"b": (8,)}
+        )
+        return {name: numbers(result, name) for name in ranks}
+
+    three = {"a": [*range(6)], "b": [*range(8, 16)], "c": [6, 7]}
+    assert of(Cluster(3, 8), a=6, b=8, c=2) == of(Cluster(0, 8), a=6, b=8, c=2) == three
+    assert of(Cluster(0, 8), a=6, b=16, c=2)["b"] == [*range(8, 24)]
+    for full in (Cluster(1, 14), Cluster(2, 7)):
+        assert of(full, a=6, b=8)["b"] == [*range(6, 14)]
 
 
 @given(st.data())
-@settings(max_examples=examples(150, 2000))
+@settings(max_examples=examples(60, 2000))
 def test_neighbours_are_on_one_node_where_the_nodes_hold_them(data: st.DataObject) -> None:
     """A single group on free nodes: each set is on one node if the nodes hold so many sets."""
     sizes = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=6).filter(any))
@@ -284,22 +252,3 @@ def test_neighbours_are_on_one_node_where_the_nodes_hold_them(data: st.DataObjec
         assert all(len({*nodes[at : at + ranks]}) == 1 for at in range(0, len(nodes), ranks))
     else:
         assert devices == list(range(group.devices))
-
-
-# Recipes in which the next free devices are not enough
-
-
-def test_groups_that_fit_in_another_order_are_placed() -> None:
-    result = placed(
-        DeviceGroup("a", 2, "cuda"), DeviceGroup("b", 4, "cuda", gpus_per_worker=2), cluster=Cluster(2, 3)
-    )
-    assert dict(result.devices) == {"a": ((2, 3), (5, 6)), "b": ((0, 2), (3, 5))} and not result.beyond
-    assert placed(
-        DeviceGroup("a", 2, "cuda"), DeviceGroup("b", 4, "cuda", gpus_per_worker=2), cluster=Cluster(0, 3)
-    ).cluster == cuda(2, 3)
-    result = placed(
-        DeviceGroup("a", 2, "cuda", nodes=(0, 1)),
-        DeviceGroup("b", 2, "cuda", nodes=(0,)),
-        cluster=Cluster(2, 2),
-    )
-    assert dict(result.devices) == {"a": ((2, 4),), "b": ((0, 2),)}

@@ -40,7 +40,7 @@ def log_normal(units: int, seed: int = 0) -> numpy.ndarray[tuple[int], numpy.dty
 weights = st.lists(st.integers(1, 50) | st.integers(1, 5000), max_size=400)
 
 
-@settings(max_examples=examples(100, 400))
+@settings(max_examples=examples(40, 400))
 @given(weights, st.integers(1, 12))
 def test_the_largest_load_is_near_that_of_longest_first(weights: list[int], parts: int) -> None:
     owner = equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
@@ -55,7 +55,7 @@ def least_possible(weights: Sequence[int], parts: int) -> int:
     return min(max(loads_of(owner, weights, parts)) for owner in product(range(parts), repeat=len(weights)))
 
 
-@settings(max_examples=examples(100, 1000), deadline=None)
+@settings(max_examples=examples(40, 1000), deadline=None)
 @given(st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=7), st.integers(1, 4))
 def test_the_largest_load_is_near_the_least_possible(weights: list[int], parts: int) -> None:
     """Longest-first scheduling is at most 4/3 - 1/(3 parts) times the optimum (Graham 1969)."""
@@ -65,7 +65,7 @@ def test_the_largest_load_is_near_the_least_possible(weights: list[int], parts: 
     assert least <= largest <= bound * least + 1
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(25, 200))
 @given(st.integers(1, 99), st.integers(1, 3), st.sampled_from([1, 3, 100]), st.randoms())
 def test_heavy_units_are_assigned_as_one_by_one(parts: int, each: int, spread: int, draw: Random) -> None:
     """Few units of about the same weight are all heavy."""
@@ -80,26 +80,13 @@ def test_heavy_units_are_assigned_as_one_by_one(parts: int, each: int, spread: i
         heapq.heapreplace(heap, (loads[part], part))
 
 
-@given(st.lists(st.integers(100, 200), max_size=60), st.integers(8, 12), st.randoms())
-def test_the_order_of_heavy_units_does_not_change_the_loads(
-    weights: list[int], parts: int, draw: Random
-) -> None:
-    shuffled = draw.sample(weights, len(weights))
-    one, other = (
-        loads_of(equal_loads(numpy.array(some, numpy.int64), parts).tolist(), some, parts)
-        for some in (weights, shuffled)
-    )
-    assert sorted(one) == sorted(other)
+def test_many_parts_are_as_good_as_longest_first() -> None:
+    weights = log_normal(65_536)
+    loads = numpy.bincount(equal_loads(weights, 4096), weights, 4096)
+    assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), 4096) * (LIGHT_FRACTION + 1)
 
 
-@pytest.mark.parametrize("units, parts", [(32_768, 4096), (65_536, 4096), (100_000, 4096)])
-def test_many_parts_are_as_good_as_longest_first(units: int, parts: int) -> None:
-    weights = log_normal(units)
-    loads = numpy.bincount(equal_loads(weights, parts), weights, parts)
-    assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), parts) * (LIGHT_FRACTION + 1)
-
-
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(25, 200))
 @given(weights, st.integers(1, 12))
 def test_equal_counts_differ_by_one_at_most(weights: list[int], parts: int) -> None:
     owner = equal_counts(numpy.array(weights, numpy.int64), parts).tolist()
@@ -114,35 +101,22 @@ def test_samples_without_tokens_are_spread(assign: object) -> None:
     assert [owner.count(part) for part in range(4)] == [3] * 4
 
 
-@pytest.mark.parametrize("parts", [2, 3, 8, 64, 1000])
-def test_many_units_are_within_a_percent(parts: int) -> None:
-    weights = log_normal(64 * parts)
-    loads = numpy.bincount(equal_loads(weights, parts), weights, parts)
-    assert loads.max() <= 1.01 * loads.mean()
-
-
 @pytest.mark.parametrize("more", [0, 4])
 def test_neighbours_stay_together_where_their_loads_are_nearly_equal(more: int) -> None:
     weights = [10, 11] * 128
     weights[-1] += more
-    expected = [0] * 128 + [1] * 128
-    assert equal_loads(numpy.array(weights, numpy.int64), 2).tolist() == expected
+    assert equal_loads(numpy.array(weights, numpy.int64), 2).tolist() == [0] * 128 + [1] * 128
 
 
-@pytest.mark.parametrize("parts", [2, 8, 64])
-def test_a_part_consists_of_few_runs_of_neighbours(parts: int) -> None:
-    owner = equal_loads(log_normal(256 * parts), parts)
+@pytest.mark.parametrize("parts", [2, 8, 64, 1000])
+def test_many_units_are_within_a_percent_in_few_runs_of_neighbours(parts: int) -> None:
+    weights = log_normal(64 * parts)
+    owner = equal_loads(weights, parts)
+    loads = numpy.bincount(owner, weights, parts)
+    assert loads.max() <= 1.01 * loads.mean()
     assert numpy.count_nonzero(numpy.diff(owner)) <= parts * WINDOW
-
-
-@pytest.mark.parametrize("parts", [2, 8, 64])
-def test_blocks_of_equal_counts_are_even(parts: int) -> None:
-    weights = log_normal(100_003)
-    owner = equal_counts(weights, parts)
-    loads = numpy.bincount(owner, weights, parts) / numpy.bincount(owner, minlength=parts)
-    assert loads.max() <= 1.001 * loads.mean()
-
-
-def test_the_order_of_units_decides_nothing_but_ties() -> None:
-    weights = numpy.array([5, 5, 3, 3, 1], numpy.int64)
-    assert equal_loads(weights, 2).tolist() == equal_loads(weights.copy(), 2).tolist() == [0, 1, 0, 1, 0]
+    if parts <= 64:
+        weights = log_normal(100_003)
+        owner = equal_counts(weights, parts)
+        loads = numpy.bincount(owner, weights, parts) / numpy.bincount(owner, minlength=parts)
+        assert loads.max() <= 1.001 * loads.mean()

@@ -12,23 +12,7 @@ from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, part_count
 from meshctl.topology.samples import SampleTable
 from tests.examples import examples
-
-SIZES = st.sampled_from([1, 1, 2, 3, 4])
-ORDERS = [
-    DIMS,
-    DIMS,
-    ("fsdp", "pp", "dp", "cp", "tp"),
-    ("tp", "dp", "pp", "fsdp", "cp"),
-    ("dp", "tp", "fsdp", "cp", "pp"),
-]
-
-
-@st.composite
-def meshes(draw: st.DrawFn) -> DeviceMesh:
-    sizes = {f"{dim}_size": draw(SIZES) for dim in DIMS}
-    data = sizes["dp_size"] * sizes["fsdp_size"]
-    ulysses = draw(st.sampled_from([size for size in (1, 2, 3, 4) if data % size == 0]))
-    return DeviceMesh.from_sizes(**sizes, ulysses_size=ulysses, order=draw(st.sampled_from(ORDERS)))
+from tests.topology.mesh_strategies import uneven_meshes as meshes
 
 
 @st.composite
@@ -70,7 +54,7 @@ def members(ranks: Ranks, of: set[int]) -> bool:
     )
 
 
-@settings(max_examples=examples(40, 150))
+@settings(max_examples=examples(20, 150))
 @given(routes())
 def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
     received = listed(links)
@@ -95,7 +79,7 @@ def test_links_are_those_of_an_even_table(links: EvenFlow) -> None:
         assert {n for part in parts for n in part.samples} == given == set(links.held(producer))
 
 
-@settings(max_examples=examples(30, 100))
+@settings(max_examples=examples(15, 100))
 @given(routes())
 def test_the_counts_of_producers_consumers_and_different_shares(links: EvenFlow) -> None:
     assert links.producer_set.count(links.source) == len(links.producer_set.ranks(links.source))

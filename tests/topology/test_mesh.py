@@ -40,11 +40,8 @@ def test_slices_partition_the_samples_and_representatives_rise(mesh: DeviceMesh,
     ranks = mesh.collect_ranks()
     assert [mesh.data_rank(rank) for rank in ranks] == list(range(mesh.data_size))
     assert [sample for rank in ranks for sample in mesh.sample_range(total, rank)] == list(range(total))
-    assert (
-        max(len(mesh.sample_range(total, rank)) for rank in ranks)
-        - min(len(mesh.sample_range(total, rank)) for rank in ranks)
-        <= 1
-    )
+    sizes = [len(mesh.sample_range(total, rank)) for rank in ranks]
+    assert max(sizes) - min(sizes) <= 1
 
 
 @given(meshes(), st.booleans(), st.randoms(use_true_random=False))
@@ -53,9 +50,8 @@ def test_the_smallest_rank_of_the_last_stage_sends_for_a_data_rank(
 ) -> None:
     if explicit:
         ranks = random.sample(range(mesh.world_size), mesh.world_size)
-        mesh = replace(
-            mesh, layout=DeviceMesh.from_ranks(nested(ranks, mesh.shape), mesh.mesh_dim_names).layout
-        )
+        array = np.array(ranks).reshape(mesh.shape)
+        mesh = replace(mesh, layout=DeviceMesh.from_ranks(array, mesh.mesh_dim_names).layout)
     last: dict[int, list[int]] = {}
     for rank in mesh.ranks_at("pp", mesh.size("pp") - 1):
         last.setdefault(mesh.data_rank(rank), []).append(rank)
@@ -63,18 +59,9 @@ def test_the_smallest_rank_of_the_last_stage_sends_for_a_data_rank(
     assert mesh.collect_ranks() == tuple(map(mesh.representative, range(mesh.data_size)))
 
 
-def nested(ranks: list[Any], shape: tuple[int, ...]) -> Any:
-    for size in reversed(shape[1:]):
-        ranks = [ranks[start : start + size] for start in range(0, len(ranks), size)]
-    return ranks
-
-
-def test_the_first_shares_have_one_more() -> None:
-    assert [len(even_split(5, 3, part)) for part in range(3)] == [2, 2, 1]
-
-
 @given(st.integers(1, 60), st.integers(1, 20), st.data())
 def test_the_share_of_an_index(total: int, parts: int, data: st.DataObject) -> None:
+    assert [len(even_split(5, 3, part)) for part in range(3)] == [2, 2, 1]
     index = data.draw(st.integers(0, total - 1))
     assert index in even_split(total, parts, split_index(total, parts, index))
 
@@ -151,9 +138,8 @@ def test_sizes_that_make_no_mesh(sizes: dict[str, Any], message: str) -> None:
 
 
 def test_an_order_that_is_read_once() -> None:
-    assert DeviceMesh.from_sizes(tp_size=2, order=iter(DIMS[::-1])) == DeviceMesh.from_sizes(
-        tp_size=2, order=DIMS[::-1]
-    )  # type: ignore[arg-type]
+    turned = DeviceMesh.from_sizes(tp_size=2, order=DIMS[::-1])
+    assert DeviceMesh.from_sizes(tp_size=2, order=iter(DIMS[::-1])) == turned  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +224,10 @@ def test_whole_numbers_of_another_library() -> None:
         type(size) for size in mesh.shape
     } == {int}
     assert np.int64(7) in mesh and mesh.coordinate(np.int64(7)) == mesh.coordinate(7)
+    grid = np.arange(8).reshape(2, 4)
+    assert DeviceMesh.from_ranks(grid, ("dp", "fsdp")) == DeviceMesh(("dp", "fsdp"), (2, 4))
+    alone = DeviceMesh.from_ranks(5, ())
+    assert alone.ranks() == (5,) and alone.coordinate(5) == {} and alone.size("tp") == 1
     assert mesh.rank({"tp": np.int64(1)}) == 1 and mesh.ranks_at("pp", np.int64(1)) == (4, 5, 6, 7)
     assert mesh.sample_range(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(
         np.int64(1)
@@ -303,18 +293,6 @@ def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
         DeviceMesh.from_ranks([row, row], ("dp", "tp"))
 
 
-def test_one_rank_without_dims() -> None:
-    alone = DeviceMesh.from_ranks(5, ())
-    assert alone.ranks() == (5,) and alone.coordinate(5) == {} and alone.size("tp") == 1
-    assert DeviceMesh.from_sizes(tp_size=4).at(3)[()].ranks() == (3,)
-
-
-def test_an_array_of_another_library() -> None:
-    assert DeviceMesh.from_ranks(np.arange(8).reshape(2, 4), ("dp", "fsdp")) == DeviceMesh(
-        ("dp", "fsdp"), (2, 4)
-    )
-
-
 TORCH = json.loads((Path(__file__).parent / "torch_mesh.json").read_text())
 
 
@@ -347,15 +325,7 @@ def test_torch(case: dict[str, Any]) -> None:
             ]
 
 
-def test_sub_meshes_and_coordinates() -> None:
-    cube = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=2)
-    assert cube.at(6)["pp"].ranks() == (2, 6)
-    assert list(cube.process_groups("tp")) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-    wide = DeviceMesh.from_sizes(dp_size=2, tp_size=8)
-    assert wide["dp", "tp"].coordinate(15) == {"dp": 1, "tp": 7}
+def test_dims_of_one_rank() -> None:
     assert DeviceMesh.from_ranks([0, 1], ("tp",)).dim_rank(1, "dp") == 0
+    wide = DeviceMesh.from_sizes(dp_size=2, tp_size=8)
     assert wide.is_first(0, "pp") and wide.is_last(0, "pp")
-    assert cube.at(6)["tp", "dp"].as_array() == [
-        [4, 6],
-        [5, 7],
-    ]

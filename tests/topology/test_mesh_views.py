@@ -48,30 +48,22 @@ def test_a_dim_parted_and_joined_again_is_the_same(mesh: DeviceMesh, dim: str, d
     parted = mesh.unflatten(dim, {"outer": mesh.size(dim) // inner, "inner": inner})
     joined = parted.flatten("outer", "inner", name="joined")
     for rank in range(mesh.world_size):
-        assert (
-            parted.ranks_along(("outer", "inner"), rank)
-            == mesh.ranks_along(dim, rank)
-            == joined.ranks_along("joined", rank)
-        )
-        assert parted.dim_rank(rank, "outer") * inner + parted.dim_rank(rank, "inner") == mesh.dim_rank(
-            rank, dim
-        )
+        along = mesh.ranks_along(dim, rank)
+        assert parted.ranks_along(("outer", "inner"), rank) == along == joined.ranks_along("joined", rank)
+        place = parted.dim_rank(rank, "outer") * inner + parted.dim_rank(rank, "inner")
+        assert place == mesh.dim_rank(rank, dim)
 
 
 def test_joining_a_dim_of_a_view() -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2, ulysses_size=2)
     flat = mesh.at(5).flatten("ulysses", "tp", name="sequence")
     assert flat.mesh_dim_names == ("pp", "data", "sequence", "cp")
-    assert (
-        flat["sequence"].ranks()
-        == (4, 5, 6, 7)
-        == mesh.view("data").flatten("ulysses", "tp").ranks_along("ulysses_tp", 5)
-    )
-
-
-def test_a_dim_is_joined_once() -> None:
+    joined = mesh.view("data").flatten("ulysses", "tp").ranks_along("ulysses_tp", 5)
+    assert flat["sequence"].ranks() == (4, 5, 6, 7) == joined
+    mesh = DeviceMesh.from_sizes(dp_size=4, tp_size=2, ulysses_size=2)
+    assert [mesh["dp"].data_rank(rank) for rank in (0, 2, 4, 6)] == [0, 0, 1, 1]
     with pytest.raises(MeshError, match="a dim must be named once, but tp is named 2 times"):
-        DeviceMesh.from_sizes(tp_size=2).flatten("tp", "tp")
+        mesh.flatten("tp", "tp")
 
 
 def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
@@ -79,9 +71,8 @@ def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
         pp_size=2, dp_size=2, fsdp_size=2, cp_size=2, tp_size=2, ulysses_size=2, ep_size=4, vpp_size=3
     )
     for other in (mesh.flatten("cp", "tp"), mesh.unflatten("tp", {"a": 2, "b": 1}), mesh.flatten("dp")):
-        assert (
-            all(other.data_rank(rank) == mesh.data_rank(rank) for rank in range(32)) and other.pp_stages == 6
-        )
+        assert [other.data_rank(rank) for rank in range(32)] == [mesh.data_rank(rank) for rank in range(32)]
+        assert other.pp_stages == 6
         assert other.collect_ranks() == mesh.collect_ranks()
     flat = mesh.flatten("dp", "fsdp")
     with pytest.raises(MeshError, match=r"dim 'fsdp' does not exist; available: pp, dp_fsdp, cp, tp$"):
@@ -93,15 +84,6 @@ def test_what_is_left_of_a_mesh_when_dims_are_joined_or_parted() -> None:
         match="a mesh of pp, data, ulysses, cp, tp has no views: use the mesh that it was made from",
     ):
         mesh.view("data").view("expert")
-
-
-def test_data_ranks_of_a_sub_mesh() -> None:
-    mesh = DeviceMesh.from_sizes(dp_size=4, tp_size=2, ulysses_size=2)
-    assert (
-        [mesh["dp"].data_rank(rank) for rank in (0, 2, 4, 6)]
-        == [mesh.data_rank(rank) for rank in (0, 2, 4, 6)]
-        == [0, 0, 1, 1]
-    )
 
 
 def test_a_dim_that_is_parted_wrongly() -> None:
@@ -158,25 +140,15 @@ def test_the_dims_of_views(mesh: DeviceMesh) -> None:
         assert mesh.dim_rank(rank, "data") == mesh.data_rank(rank)
         flat = mesh.dim_rank(rank, "dp") * mesh.size("fsdp") + mesh.dim_rank(rank, "fsdp")
         assert mesh.dim_rank(rank, "ulysses") == flat % mesh.ulysses_size
-        assert {mesh.data_rank(peer) for peer in mesh.ranks_along(("ulysses", "cp", "tp", "pp"), rank)} == {
-            mesh.data_rank(rank)
-        }
-        assert {mesh.dim_rank(peer, "pp") for peer in mesh.ranks_along(("ep_fsdp", "ep", "etp"), rank)} == {
+        same, stage = ("ulysses", "cp", "tp", "pp"), ("ep_fsdp", "ep", "etp")
+        assert {mesh.data_rank(peer) for peer in mesh.ranks_along(same, rank)} == {mesh.data_rank(rank)}
+        assert {mesh.dim_rank(peer, "pp") for peer in mesh.ranks_along(stage, rank)} == {
             mesh.dim_rank(rank, "pp")
         }
-    stage = mesh.ranks_along([dim for dim in mesh.mesh_dim_names if dim != "pp"], 0)
-    experts = [stage[start : start + mesh.etp_size] for start in range(0, len(stage), mesh.etp_size)]
-    assert [group for group in mesh.process_groups("etp") if group[0] in stage] == experts, "etp is innermost"
+    first = mesh.ranks_along([dim for dim in mesh.mesh_dim_names if dim != "pp"], 0)
+    experts = [first[start : start + mesh.etp_size] for start in range(0, len(first), mesh.etp_size)]
+    assert [group for group in mesh.process_groups("etp") if group[0] in first] == experts, "etp is innermost"
     assert mesh.size("ep_fsdp") == mesh.ep_fsdp_size
-
-
-def test_experts_of_a_stage() -> None:
-    mesh = DeviceMesh.from_sizes(world_size=16, pp_size=2, tp_size=2, ep_size=4)
-    assert {dim: mesh.size(dim) for dim in ("ep_fsdp", "ep", "etp")} == {"ep_fsdp": 2, "ep": 4, "etp": 1}
-    assert mesh.ranks_along("ep", 9) == (8, 9, 10, 11)
-    assert mesh.ranks_along("ep_fsdp", 9) == (9, 13)
-    assert mesh.at(9)["ep"].ranks() == (8, 9, 10, 11)
-    assert mesh.view("expert").mesh_dim_names == ("pp", "ep_fsdp", "ep", "etp")
 
 
 # The pipeline, rings, ends
@@ -209,12 +181,8 @@ def test_strides(mesh: DeviceMesh) -> None:
         stride = mesh.stride(dim)
         group = mesh.ranks_along(dim, 0)
         assert [rank * (stride or 0) for rank in range(len(group))] == list(group)
-    assert (
-        DeviceMesh.from_sizes(dp_size=2, cp_size=2, fsdp_size=2, order=("dp", "cp", "fsdp", "pp", "tp"))
-        .flatten("dp", "fsdp", name="x")
-        .stride("x")
-        is None
-    )
+    apart = DeviceMesh.from_sizes(dp_size=2, cp_size=2, fsdp_size=2, order=("dp", "cp", "fsdp", "pp", "tp"))
+    assert apart.flatten("dp", "fsdp", name="x").stride("x") is None
 
 
 # The mesh's own rank

@@ -23,19 +23,11 @@ from meshctl.topology.samples import SampleTable
 from tests.examples import examples
 from tests.plan.jobs import DeviceType, Sizes, jobs, naive, of_types
 from tests.plan.views.test_topology import plan_of
+from tests.topology.mesh_strategies import uneven_meshes as meshes
 from tests.topology.meshes import producer_ranks, samples_by_rank
 from tests.view.pictures import plans
 
 JOINING = [name for name, mode in COLLECT.items() if mode.join in ("samples", "first")]
-ORDERS = [DIMS, DIMS, ("fsdp", "pp", "dp", "cp", "tp"), ("tp", "dp", "pp", "fsdp", "cp")]
-
-
-@st.composite
-def meshes(draw: st.DrawFn) -> DeviceMesh:
-    sizes = {f"{dim}_size": draw(st.sampled_from([1, 1, 2, 3])) for dim in DIMS}
-    data = sizes["dp_size"] * sizes["fsdp_size"]
-    ulysses = draw(st.sampled_from([size for size in (1, 2, 3) if data % size == 0]))
-    return DeviceMesh.from_sizes(**sizes, ulysses_size=ulysses, order=draw(st.sampled_from(ORDERS)))
 
 
 @st.composite
