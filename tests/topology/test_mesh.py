@@ -104,10 +104,7 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
             {"world_size": 4, "tp_size": "auto", "dp_size": "auto"},
             "only one size can be auto, not dp_size, tp_size",
         ),
-        (
-            {"fsdp_size": 4, "ulysses_size": 3},
-            "ulysses_size 3 does not divide dp x fsdp, which is 4",
-        ),
+        ({"fsdp_size": 4, "ulysses_size": 3}, "ulysses_size 3 does not divide dp x fsdp, which is 4"),
         ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
         ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
         (
@@ -148,12 +145,7 @@ def test_an_order_that_is_read_once() -> None:
         (("dp",), 4, {}, "a shape must have a size for each dim, .*, not 4"),
         (("dp",), "4", {}, "a shape must have a size for each dim, .*, not '4'"),
         (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
-        (
-            ("dp", "fsdp"),
-            (2, 2),
-            {"ulysses_size": 3},
-            "ulysses_size 3 does not divide dp x fsdp, which is 4",
-        ),
+        (("dp", "fsdp"), (2, 2), {"ulysses_size": 3}, "ulysses_size 3 does not divide dp x fsdp, which is 4"),
         (("pp", "dp"), (2, 2), {"ep_size": 4}, "ep 4 x etp 1 does not divide the ranks of a pipeline stage"),
     ],
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch
 from meshctl.topology.partition import partition
-from meshctl.topology.samples import Grid, Id, RouteError, Run, SampleTable, align, merge_runs, sample_order
+from meshctl.topology.samples import Grid, Id, RouteError, Run, SampleTable, align, sample_order
 from tests.examples import examples
 from tests.topology.meshes import (
     MESHES,
@@ -287,13 +287,6 @@ def test_order_is_that_of_ids(table: SampleTable, data: st.DataObject) -> None:
     assert [table.ids[producer][index] for producer, index in align(wanted, table)] == wanted
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9))))
-def test_runs_cover_exactly(samples: list[tuple[int, int]]) -> None:
-    joined = merge_runs(samples)
-    assert [(run.producer, index) for run in joined for index in range(run.start, run.stop)] == samples
-    assert all(run.start < run.stop for run in joined)
-
-
 @st.composite
 def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
     """Draws some runs of a table, in any order."""
@@ -367,3 +360,14 @@ def test_the_leader_sends_the_table_to_every_called_consumer(
     announced = [received.leaders.count(producer) for producer in range(count)]
     if execute == "all":
         assert max(announced) - min(announced) <= 1
+
+
+def test_one_representative_per_data_rank_sends() -> None:
+    for mesh in MESHES:
+        who = producer_ranks(mesh, "flatten")
+        assert [mesh.data_rank(rank) for rank in who] == list(range(mesh.data_size))
+        assert all(mesh.dim_rank(rank, "pp") == mesh.size("pp") - 1 for rank in who)
+        assert producer_ranks(mesh, "first") == who[:1]
+        assert len(producer_ranks(mesh, "none")) == mesh.world_size
+        assert len(producer_ranks(mesh, "last_pp")) * mesh.size("pp") == mesh.world_size
+        assert all(producer_ranks(mesh, collect, "first") == (0,) for collect in COLLECT)

@@ -1,9 +1,8 @@
-"""Placement of ranks on nodes: runs, look-ups and process groups that span nodes, compared with lists of all
-ranks."""
+"""Placement of ranks on nodes: runs, devices by number, and process groups that span nodes. `tests/plan/test_model.py`
+compares look-ups with lists of all ranks."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from math import prod
 
 import pytest
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DIMS, DeviceMesh
-from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs, span_nodes
+from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from tests.examples import examples
-from tests.plan.jobs import Sizes, jobs, naive
 
 
 def on(device_type: str, *runs: tuple[int, int], per_worker: int = 1) -> Group:
@@ -63,39 +61,17 @@ def test_nodes_that_come_back() -> None:
     assert list(plan.workers("train", 2)) == [] and plan.nodes_of("train") == (0, 1)
 
 
-@given(jobs())
-@settings(max_examples=examples(25, 300))
-def test_stretches_expand_to_the_list_and_are_as_few_as_can_be(job: tuple[Plan, Sizes]) -> None:
-    plan, sizes = job
-    for group in plan.groups:
-        locations = [
-            (one.node, one.numbers[0] if one.numbers else -1)
-            for one in naive(group, sizes, plan.cluster.nodes)
-        ]
-        found = plan.node_runs(group.name)
-        expanded = [
-            (node, -1 if stretch.first_device < 0 else stretch.first_device + at * group.gpus_per_worker)
-            for stretch in found
-            for node in range(stretch.first_node, stretch.last_node + 1)
-            for at in range(stretch.each)
-        ]
-        assert expanded == locations
-        assert [stretch.first_rank for stretch in found] == [
-            sum(one.ranks for one in found[:index]) for index in range(len(found))
-        ]
-        assert len(found) == fewest(locations, group.gpus_per_worker)
-
-
-def fewest(locations: list[tuple[int, int]], per_worker: int) -> int:
-    """Returns the minimum number of runs: the number of nodes that differ from the previous node, plus 1."""
-    segments: list[tuple[int, int, int]] = []
-    for node, number in locations:
-        same = segments and segments[-1][0] == node
-        if same and (number < 0 or number == segments[-1][1] + segments[-1][2] * per_worker):
-            segments[-1] = (node, segments[-1][1], segments[-1][2] + 1)
-        else:
-            segments.append((node, number, 1))
-    return 1 + sum((one[0] + 1, *one[1:]) != other for one, other in pairwise(segments))
+def test_devices_are_numbered_by_type() -> None:
+    cluster = Cluster.of(3, cuda=[8, 8, 4], npu=2)
+    assert cluster == Cluster(3, {"cuda": ((2, 8), (1, 4)), "npu": ((3, 2),)})
+    assert (cluster.total("cuda"), cluster.total("npu"), cluster.total("mps")) == (20, 6, 0)
+    assert (cluster.node_of("cuda", 17), cluster.number_on_node("cuda", 17)) == (2, 1)
+    assert (cluster.node_of("npu", 4), cluster.number_on_node("npu", 4)) == (2, 0)
+    assert [cluster.devices_on(kind, 2) for kind in ("cuda", "npu", "mps")] == [4, 2, 0]
+    with pytest.raises(ValueError, match="device 20 does not exist; the devices are 0 to 19"):
+        cluster.node_of("cuda", 20)
+    with pytest.raises(ValueError, match="the cluster has no devices"):
+        cluster.node_of("mps", 0)
 
 
 # Process groups
@@ -153,16 +129,6 @@ def test_span_nodes_agrees_with_a_loop_over_all_groups(
         assert span_nodes(found, mesh, dim) == listed(homes, mesh, dim), (dim, mesh)
 
 
-@given(jobs(), st.data())
-def test_span_nodes_of_placed_groups(job: tuple[Plan, Sizes], data: st.DataObject) -> None:
-    plan, sizes = job
-    group = data.draw(st.sampled_from(plan.groups))
-    mesh = data.draw(meshes(group.workers))
-    homes = [one.node for one in naive(group, sizes, plan.cluster.nodes)]
-    for dim in ASKED:
-        assert span_nodes(plan.node_runs(group.name), mesh, dim) == listed(homes, mesh, dim)
-
-
 def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("all groups are listed")
@@ -179,18 +145,3 @@ def test_a_large_world_is_never_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [span_nodes(moved, mesh, dim) for dim in ("tp", "etp", "pp")] == ["all", "some", "all"]
     moved = node_runs(on("cuda", (4, 100_004)), Cluster.of(12_501, cuda=8))
     assert span_nodes(moved, mesh, "etp") == "inside"
-
-
-@given(spread_out())
-def test_locations_agree_with_the_nodes(spread: tuple[tuple[NodeRun, ...], list[int]]) -> None:
-    found, homes = spread
-    locations = [GroupPlacement(found).locate(rank) for rank in range(len(homes))]
-    assert [location.node for location in locations] == homes
-    local = [homes[:rank].count(node) for rank, node in enumerate(homes)]
-    assert [location.local_rank for location in locations] == local
-    nodes = [node for start, stop in GroupPlacement(found).nodes for node in range(start, stop)]
-    assert nodes == sorted(set(homes))
-    with pytest.raises(
-        IndexError, match=f"rank {len(homes)} does not exist; the group has {len(homes)} workers"
-    ):
-        GroupPlacement(found).locate(len(homes))

@@ -21,17 +21,7 @@ from meshctl.view.pictures.text.pipeline import SHORT
 from meshctl.view.pictures.text.styled import in_encoding, width_of
 from tests.examples import examples
 from tests.view.conftest import Pinned
-from tests.view.pictures.plans import (
-    PINNED,
-    PLANS,
-    call,
-    component,
-    drawn,
-    group,
-    many,
-    odd,
-    plan,
-)
+from tests.view.pictures.plans import PINNED, PLANS, call, component, drawn, group, many, odd, plan
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

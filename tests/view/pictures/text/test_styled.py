@@ -117,12 +117,7 @@ def test_the_fullest_level_that_fits() -> None:
     assert [
         len(fitted(Line("head"), sections, lambda bodies: [Line("foot")], lines))
         for lines in (60, 37, 30, 13)
-    ] == [
-        37,
-        37,
-        20,
-        13,
-    ]
+    ] == [37, 37, 20, 13]
 
 
 def test_what_fits_in_no_way_is_cut_evenly() -> None:
