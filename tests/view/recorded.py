@@ -44,69 +44,38 @@ def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metri
 def step_events(step: int) -> Iterator[Event]:
     """Returns the events of one step of all four workers. The exam runs in every third step."""
     now = BEGAN + 2 + 0.25 * step
+    exam = {"values": {"reward": min(1.0, step / 10)}, "weight": 4}
+    update = {"values": {"loss": math.nan if step == 7 else 2 / step, "lr": 0.001}, "weight": 4}
+    stages = {"rollouts": 0.06, **({"exam": 0.004} if step % 3 == 0 else {})}
+    rolled = {"seconds": 0.25, "stages": stages, "routes": {ROUTE: 1500}, "waits": dict.fromkeys(stages, 0.0)}
+    rolled |= {"sends": {"rollouts": 0.185}, "full": {ROUTE: 0.18}, "peers": {ROUTE: 0.001}}
+    trained = {"seconds": 0.25, "stages": {"metrics": 0.18}, "waits": {"metrics": 0.065}}
+    trained |= {"awaited": {ROUTE: 0.001}, "routes": {}}
     for rank in (0, 1):
         if step % 3 == 0:
-            yield Event(
-                "metric",
-                "rollout",
-                rank,
-                step,
-                "exam",
-                {"values": {"reward": min(1.0, step / 10)}, "weight": 4},
-                now,
-            )
-        stages = {"rollouts": 0.06, **({"exam": 0.004} if step % 3 == 0 else {})}
-        value = {
-            "seconds": 0.25,
-            "stages": stages,
-            "routes": {ROUTE: 1500},
-            "waits": dict.fromkeys(stages, 0.0),
-        }
-        value |= {"sends": {"rollouts": 0.185}, "full": {ROUTE: 0.18}, "peers": {ROUTE: 0.001}}
-        yield Event("step", "rollout", rank, step, value=value, time=now)
+            yield Event("metric", "rollout", rank, step, "exam", exam, now)
+        yield Event("step", "rollout", rank, step, value=rolled, time=now)
     for rank in (0, 1):
-        loss = math.nan if step == 7 else 2 / step
-        yield Event(
-            "metric",
-            "train",
-            rank,
-            step,
-            "metrics",
-            {"values": {"loss": loss, "lr": 0.001}, "weight": 4},
-            now,
-        )
-        yield Event(
-            "step",
-            "train",
-            rank,
-            step,
-            value={
-                "seconds": 0.25,
-                "stages": {"metrics": 0.18},
-                "waits": {"metrics": 0.065},
-                "awaited": {ROUTE: 0.001},
-                "routes": {},
-            },
-            time=now,
-        )
+        yield Event("metric", "train", rank, step, "metrics", update, now)
+        yield Event("step", "train", rank, step, value=trained, time=now)
+
+
+WORKERS = [(group, rank) for group in ("rollout", "train") for rank in (0, 1)]
 
 
 def begin() -> Iterator[Event]:
     yield Event("launched", time=BEGAN)
-    for group in ("rollout", "train"):
-        for rank in (0, 1):
-            yield Event("started", group, rank, value={"pid": 100 + rank}, time=BEGAN + 0.5)
-    for group in ("rollout", "train"):
-        for rank in (0, 1):
-            yield Event("ready", group, rank, time=BEGAN + 1.5)
+    for number, (group, rank) in enumerate(WORKERS):
+        yield Event("started", group, rank, value={"pid": 100 + number % 2}, time=BEGAN + 0.5)
+    for group, rank in WORKERS:
+        yield Event("ready", group, rank, time=BEGAN + 1.5)
 
 
 def end() -> Iterator[Event]:
     yield Event("checkpoint", step=STEPS, value={"path": "checkpoints/step-12"}, time=BEGAN + 5.5)
-    for group in ("rollout", "train"):
-        for rank in (0, 1):
-            yield Event("done", group, rank, time=BEGAN + 6)
-            yield Event("exited", group, rank, value={"pid": 100 + rank, "code": 0}, time=BEGAN + 6)
+    for group, rank in WORKERS:
+        yield Event("done", group, rank, time=BEGAN + 6)
+        yield Event("exited", group, rank, value={"pid": 100 + rank, "code": 0}, time=BEGAN + 6)
     yield Event("over", value={"code": 0, "reason": ""}, time=BEGAN + 6.5)
 
 
@@ -137,9 +106,8 @@ class Recorded:
         for event in self.events:
             who = (event.group, event.rank)
             if who not in journals:
-                journals[who] = Journal(
-                    run.journal(f"{event.group or 'launcher'}-{event.rank}"), event.group, event.rank
-                )
+                path = run.journal(f"{event.group or 'launcher'}-{event.rank}")
+                journals[who] = Journal(path, event.group, event.rank)
             journals[who].write(event.name, step=event.step, stage=event.stage, **event.value)
             for line in folding.add(event):
                 rows.append(as_json(line))

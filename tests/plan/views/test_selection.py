@@ -202,26 +202,6 @@ def of(recipe: str, group: str, rank: int, *overrides: str, samples: int = 0) ->
     return of_rank(plan, topology(plan), group, rank, samples)
 
 
-# Where a rank is
-
-
-@settings(max_examples=examples(25, 300))
-@given(jobs())
-def test_a_rank_is_where_its_worker_is(job: tuple[Plan, Sizes]) -> None:
-    plan, sizes = job
-    drawn = topology(plan)
-    for group in plan.groups:
-        for rank, worker in enumerate(naive(group, sizes, plan.cluster.nodes)):
-            zoom = of_rank(plan, drawn, group.name, rank)
-            assert (zoom.node, zoom.local_rank, zoom.devices, zoom.numbers) == (
-                worker.node,
-                worker.local_rank,
-                worker.devices,
-                worker.numbers,
-            )
-            assert (zoom.job_rank, zoom.workers) == (group.first_job_rank + rank, group.workers)
-
-
 def on_cpu(mesh: DeviceMesh) -> Plan:
     """One component on two nodes, without stages."""
     group, component = Group("g", "cpu", mesh.world_size, 0), Component("c", "m.C", "g", mesh)

@@ -73,16 +73,10 @@ class MadeRun:
             for rank in range(group.workers):
                 lines = [self._step(group.name, rank, step, names[number]) for step in range(first, last + 1)]
                 self.write(f"{group.name}-{rank}", *lines)
-        rows = [
-            {
-                "step": step,
-                "time": step * STEP_S,
-                **{name: values[step - first] for name, values in metrics.items()},
-            }
-            for step in range(first, last + 1)
-        ]
         with self.run.metrics.open("a", encoding="utf-8") as file:
-            file.writelines(map(as_json, rows))
+            for step in range(first, last + 1):
+                values = {name: course[step - first] for name, course in metrics.items()}
+                file.write(as_json({"step": step, "time": step * STEP_S, **values}))
 
     def _step(self, group: str, rank: int, step: int, stage: str) -> Event:
         value = {"seconds": STEP_S, "stages": {stage: 0.3}, "waits": {stage: 0.1}, "routes": {}}
@@ -116,18 +110,10 @@ def failed(path: Path, **given: Any) -> MadeRun:
     made.launcher("launched", 3.3, attempt=1)
     made.launcher("resumed", 3.3, step=4, path="checkpoints/step-4")
     text = "Traceback (most recent call last):\nValueError: token=hf_abcdefghijklmnopqrstuvwxyz\n"
-    made.worker(
-        "fault",
-        "train",
-        1,
-        3.9,
-        step=5,
-        stage="update",
-        value={"error": "ValueError: boom", "traceback": text},
-    )
-    made.worker(
-        "fault", "train", 0, 4.0, step=5, value={"error": "train:1 is gone", "traceback": "", "lost": True}
-    )
+    value: dict[str, Any] = {"error": "ValueError: boom", "traceback": text}
+    made.worker("fault", "train", 1, 3.9, step=5, stage="update", value=value)
+    value = {"error": "train:1 is gone", "traceback": "", "lost": True}
+    made.worker("fault", "train", 0, 4.0, step=5, value=value)
     made.launcher("warning", 4.0, text="the run does not start again")
     made.launcher("over", 4.1, code=5, reason="train:1 failed in stage update, step 5: ValueError: boom")
     log = made.run.log("train", 1)

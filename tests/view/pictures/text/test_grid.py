@@ -6,7 +6,7 @@ import pytest
 
 from meshctl.plan.views.topology import ProcessGroups
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.view.pictures.text.grid import example, grid, process_groups, spread
+from meshctl.view.pictures.text.grid import example, grid, spread
 from meshctl.view.pictures.text.pipeline import lanes_of
 from meshctl.view.pictures.text.styled import Line
 
@@ -19,17 +19,6 @@ def test_first_and_last_are_kept() -> None:
     assert spread(4, 4) == [0, 1, 2, 3]
     assert spread(9, 5) == [0, 1, 2, None, 8]
     assert spread(9, 3) == [0, 1, 8] and spread(9, 2) == [0, 8]
-
-
-def test_a_dim_runs_to_the_right_and_the_others_downwards() -> None:
-    mesh = DeviceMesh.from_sizes(pp_size=2, dp_size=2, tp_size=3)
-    assert plain(grid(mesh, None, 80, 8)) == [
-        "pp  dp │ tp   0   1   2",
-        " 0   0 │      0   1   2",
-        "     1 │      3   4   5",
-        " 1   0 │      6   7   8",
-        "     1 │      9  10  11",
-    ]
 
 
 def test_rows_show_their_nodes_where_they_fit() -> None:
@@ -69,17 +58,6 @@ def test_explicit_ranks_are_what_they_are() -> None:
     ]
 
 
-def test_process_groups_are_a_table_or_a_sentence() -> None:
-    tp = ProcessGroups("tp", 4, 2, 1, (0, 1), "inside")
-    fsdp = ProcessGroups("fsdp", 2, 64, 16, tuple(range(0, 128, 16)), "some")
-    assert plain(process_groups([tp], 80)) == ["tp  4 groups of 2, stride 1, first 0 1, inside a node"]
-    assert plain(process_groups([fsdp, tp], 80)) == [
-        "dim   groups  stride  first        nodes",
-        "fsdp  2 x 64      16  0 16 … 1008  some cross",
-        "tp     4 x 2       1  0 1          inside",
-    ]
-
-
 def test_an_uneven_group_is_shown_by_its_first_ranks() -> None:
     assert example(ProcessGroups("dp", 1, 9, None, (0, 1, 5, 6, 9, 10, 12, 13), "all")) == "0 1 5 …"
 
@@ -100,8 +78,3 @@ def test_lanes(order: str, pairs: str, rows: list[str] | None) -> None:
     inputs = [(pair[0], pair[1]) for pair in pairs.split()]
     found = lanes_of(list(order), inputs, dict.fromkeys(order, ""))
     assert (found and [found.stages[name].text.rstrip() + name for name in order]) == rows
-
-
-def test_below_a_stage_what_goes_on_goes_on() -> None:
-    found = lanes_of(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")], dict.fromkeys("abc", ""))
-    assert found and [found.below[name].text for name in "abc"] == ["│   ", "│ │ ", "    "]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 
 from meshctl.plan.model import Plan
 from meshctl.plan.views.topology import topology
 from meshctl.topology.cluster import Cluster
 from meshctl.view.pictures.text.picture import draw
-from meshctl.view.pictures.text.placement import tables
-from tests.examples import examples
-from tests.plan.jobs import Sizes, jobs, naive
 from tests.view.pictures.plans import component, drawn, group, plan
 
 
@@ -47,33 +42,6 @@ def test_a_colocated_worker_of_several_devices_is_one_worker(made: Plan, row: st
     assert "A ═══ one worker" in text
     text = draw(topology(made), 40)
     assert narrow in re.sub(" +", " ", text) and "═" not in text
-
-
-@settings(max_examples=examples(30, 1000))
-@given(jobs())
-def test_every_worker_begins_at_its_first_device(job: tuple[Plan, Sizes]) -> None:
-    """Compared with a list of all workers of each node."""
-    made, sizes = job
-    whole = topology(made)
-    for node in range(made.cluster.nodes):
-        kind = next(each for each in whole.nodes if any(start <= node < stop for start, stop in each.nodes))
-        expected = {
-            (group.device_type, number, group.name): number == worker.numbers[0]
-            for group in made.groups
-            for worker in naive(group, sizes, made.cluster.nodes)
-            if worker.node == node
-            for number in worker.numbers
-        }
-        alone = replace(whole, nodes=(replace(kind, nodes=((node, node + 1),)),))
-        assert expected == {
-            (part.device_type, part.first + device, share.group): share.begins(device)
-            for table in tables(alone, together=False)
-            for parts in table.rows[0].parts
-            for part in parts
-            if part.is_numbered
-            for share in part.shares
-            for device in range(part.count)
-        }
 
 
 @pytest.mark.parametrize("name", ["16", "100000", "on_cpu", "program"])

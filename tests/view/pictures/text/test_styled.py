@@ -17,7 +17,6 @@ from meshctl.view.pictures.text.styled import (
     printed,
     styled,
     width_of,
-    wrapped,
 )
 from tests.view.pictures.test_formats import contrast
 
@@ -40,14 +39,6 @@ def test_nothing_in_a_name_drives_the_terminal() -> None:
         assert character not in printed([Line(f"a{character}b")], color=True).rstrip("\n")
     spaces = {"a\u3000b": "a  b", "a\u00a0b": "a b", "a\tb": "a    b"}
     assert {text: styled(text).text for text in spaces} == spaces
-
-
-def test_columns_are_aligned_and_empty_ones_take_no_room() -> None:
-    rows = [(Line("a"), Line(), Line("10")), (Line("long"), Line(), Line("9"))]
-    assert [each.text for each in columns(rows, (Column(), Column(), Column(right=True)), 80)] == [
-        "a     10",
-        "long   9",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -80,13 +71,6 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out(
 ) -> None:
     assert {width: columns([row], shape, width)[0].text for width in shown} == shown
     assert all(columns([row], shape, width)[0].width <= width for width in range(40))
-
-
-def test_wrapped() -> None:
-    assert [each.text for each in wrapped([Line(word) for word in ("one", "two", "three")], 8, " ")] == [
-        "one two",
-        "three",
-    ]
 
 
 def test_colors_are_codes_and_plain_text_has_none() -> None:
