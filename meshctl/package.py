@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +76,15 @@ def required_python() -> str:
 def installed_version(library: str, path: Sequence[str] | None = None) -> str:
     """Returns the version of a library; empty if it is not installed. `path` is the import path of another
     interpreter."""
+    return _version(library, tuple(sys.path if path is None else path))
+
+
+@lru_cache(maxsize=256)  # the metadata of a library is a long text
+def _version(library: str, folders: tuple[str, ...]) -> str:
     from importlib import metadata
 
-    folders = list(sys.path if path is None else path)
     for name in builds_of(library):
-        for found in metadata.distributions(name=name, path=folders):
+        for found in metadata.distributions(name=name, path=list(folders)):
             return found.version
     return ""
 

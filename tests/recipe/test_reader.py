@@ -123,12 +123,7 @@ def test_everything_a_recipe_can_state_arrives() -> None:
 
 def test_what_is_left_out_has_its_default() -> None:
     recipe = reading("groups: {a: {ranks: 2, device_type: cpu}}").recipe
-    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == (
-        "stem",
-        0,
-        Run(),
-        model.Cluster(),
-    )
+    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == ("stem", 0, Run(), model.Cluster())
     assert reading("run: {checkpoint: null}").recipe.run.checkpoint is None
 
 

@@ -83,14 +83,8 @@ def test_a_secret_that_is_written_out_is_a_warning(tmp_path: Path) -> None:
         tmp_path, f"groups: {{a: {{ranks: 1, program: recipe.yaml, args: [--hub-token, abc], env: {env}}}}}\n"
     )
     assert warned(one) == [
-        (
-            "`--hub-token` is a secret in plain text",
-            "read it from the environment: ${oc.env:HUB_TOKEN}",
-        ),
-        (
-            "`API_KEY` is a secret in plain text",
-            "read it from the environment: ${oc.env:API_KEY}",
-        ),
+        ("`--hub-token` is a secret in plain text", "read it from the environment: ${oc.env:HUB_TOKEN}"),
+        ("`API_KEY` is a secret in plain text", "read it from the environment: ${oc.env:API_KEY}"),
     ]
 
 

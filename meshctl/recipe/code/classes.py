@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import NamedTuple
 
@@ -44,6 +44,8 @@ ROOMS = ("data", "hf", "rewards", "vllm")
 """The folders with ready-made components, each with a module `checks`, which imports no library."""
 PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")
 """Attributes of `Component` that are values."""
+MAX_METHODS = 4096
+"""Maximum number of methods whose text is walked only once, however many recipes name their class."""
 
 
 @dataclass(frozen=True)
@@ -385,14 +387,19 @@ def _uses_value(method: ast.FunctionDef, name: str) -> bool:
 
 def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
     """Returns the methods that call `backward` of anything, or a method of `self` that does."""
-    used = {
-        name: {(one.attr, dotted_name(one)) for one in ast.walk(item) if isinstance(one, ast.Attribute)}
-        for name, (_, item) in functions.items()
-    }
+    used = {name: _attributes(item) for name, (_, item) in functions.items()}
     found = {name for name, each in used.items() if "backward" in {attribute for attribute, _ in each}}
     while more := {name for name in used if used[name] & {(one, f"self.{one}") for one in found}} - found:
         found |= more
     return frozenset(found)
+
+
+@lru_cache(maxsize=MAX_METHODS)
+def _attributes(method: ast.FunctionDef) -> frozenset[tuple[str, str | None]]:
+    """Returns the name and the dotted path of each attribute in the text of a method."""
+    return frozenset(
+        (one.attr, dotted_name(one)) for one in ast.walk(method) if isinstance(one, ast.Attribute)
+    )
 
 
 # Metrics
@@ -409,6 +416,7 @@ class _Metrics(NamedTuple):
     """True if it mentions an attribute `log`, or hands its component to something that may."""
 
 
+@lru_cache(maxsize=MAX_METHODS)
 def _metrics(method: ast.FunctionDef) -> _Metrics:
     nodes = list(ast.walk(method))
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]

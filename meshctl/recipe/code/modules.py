@@ -123,7 +123,7 @@ class Sources:
             source = contents(file, MAX_BYTES)
             if len(source) > MAX_BYTES:
                 return Unread(f"`{file}` is larger than {MAX_BYTES >> 20} MiB")
-            return Module(name, file, _parsed(source, str(file)))
+            return _parsed(source, name, file)
         except (SyntaxError, ValueError) as error:
             line, why = getattr(error, "lineno", None), getattr(error, "msg", str(error))
             place = f"line {line} of `{file}`" if line else f"`{file}`"
@@ -249,10 +249,10 @@ class Sources:
 
 
 @lru_cache(maxsize=64)
-def _parsed(source: bytes, file: str) -> ast.Module:
-    """Returns the tree of a source file, which nobody changes. Recipes that are checked one after another
-    often name the same classes."""
-    return ast.parse(source, file)
+def _parsed(source: bytes, name: str, file: Path) -> Module:
+    """Parses a source file, whose tree nobody changes. Recipes that are checked one after another often name
+    the same classes."""
+    return Module(name, file, ast.parse(source, str(file)))
 
 
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -349,7 +349,7 @@ class _Builder:
             return self.span(start)
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
-        return replace(self.span(start), width=max(1, stop - start.column))
+        return Span(self.text.name, start.line + 1, start.column + 1, max(1, stop - start.column))
 
 
 def _character(halves: re.Match[str]) -> str:

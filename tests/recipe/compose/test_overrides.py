@@ -59,10 +59,7 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
         ("+seed=3", ""),
         ("run.stepz=3", "did you mean `run.steps`?"),
         ("run.checkpoint.evry=3", "did you mean `run.checkpoint.every`?"),
-        (
-            "components.actor.tensor_parallel_size=2",
-            "write components.actor.parallel.tp_size=2",
-        ),
+        ("components.actor.tensor_parallel_size=2", "write components.actor.parallel.tp_size=2"),
         ("steps=3", "write run.steps=3"),
         ("lr=3", "values of your own go under `vars`: +vars.lr=3"),
         ("components.sampler.parallel.dp_sizes=2", "did you mean `components.sampler.parallel.dp_size`?"),

@@ -8,16 +8,7 @@ from dataclasses import replace
 
 from tests.recipe.mutations.correct_recipes import Correct, Item
 from tests.recipe.mutations.layout import mappings
-from tests.recipe.mutations.mutation import (
-    Mutation,
-    NoPlace,
-    is_own_key,
-    kind,
-    moved,
-    named,
-    pick,
-    replaced,
-)
+from tests.recipe.mutations.mutation import Mutation, NoPlace, is_own_key, kind, moved, named, pick, replaced
 from tests.recipe.mutations.spelling import pick_text
 
 

@@ -188,11 +188,7 @@ def warnings_of(found: Loaded) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("limit", "parallel", "expected"),
-    [
-        ("2MB", {"dp_size": 8}, []),
-        ("1MB", {"dp_size": 8}, ["fsdp_size: 2"]),
-        ("1MB", {"fsdp_size": 2}, []),
-    ],
+    [("2MB", {"dp_size": 8}, []), ("1MB", {"dp_size": 8}, ["fsdp_size: 2"]), ("1MB", {"fsdp_size": 2}, [])],
 )
 def test_models_fit_their_device(
     tmp_path: Path, limit: str, parallel: dict[str, int], expected: list[str]

@@ -28,10 +28,7 @@ def test_a_name_that_is_used_once_is_reported_where_it_is_used(was: str, new: st
 
 @pytest.mark.parametrize(
     ("was", "new", "code", "wrong"),
-    [
-        ("  sampler:\n", "  samplr:\n", "MC512", "samplr"),
-        ("  rollout:\n", "  rolout:\n", "MC500", "rolout"),
-    ],
+    [("  sampler:\n", "  samplr:\n", "MC512", "samplr"), ("  rollout:\n", "  rolout:\n", "MC500", "rolout")],
 )
 def test_a_name_that_is_used_twice_is_reported_where_it_is_defined(
     was: str, new: str, code: str, wrong: str
