@@ -1,57 +1,107 @@
-"""Correct recipes with one mistake: exactly this place is reported, with help that leads to a correct
-recipe."""
+"""Correct recipes with one mistake: exactly this place is reported, once, with help that leads to a correct
+recipe: the fixes of the report restore it, or its help says what to write. A mutation after which the recipe is
+still valid has another meaning; such mutations are counted separately."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import pytest
 
-from meshctl.recipe.load import load
-from tests.recipe.mutations.correct_recipes import CORRECT, FOLDER, Correct
-from tests.recipe.mutations.forms import OVERRIDES
-from tests.recipe.mutations.judge import GOOD, Verdict, judge, mutations
-from tests.recipe.mutations.mutation import KINDS, is_own_key
+from meshctl.diagnostics import Diagnostic, Report
+from meshctl.recipe import fixes
+from tests.recipe.correct_recipes import CORRECT, loaded
+from tests.recipe.mutations import KINDS, OVERRIDES, Mutation, mutations
 
 MIN_GOOD = 0.97
 """Minimum share of mistakes whose report leads to a correct recipe."""
 MAX_VALID = 0.06
 """Maximum share of mutations after which a recipe is valid with another meaning."""
+MAX_ROUNDS = 3
+"""Maximum number of times that the fixes of a report are applied."""
 
 
-@pytest.mark.parametrize("name", [recipe.name for recipe in CORRECT])
-def test_the_recipes_are_correct_before_they_are_broken(name: str) -> None:
-    for override in ("", *OVERRIDES[name]):
-        found = load(name, [override] if override else [], FOLDER, environ={"HOME": "/"}).report.diagnostics
-        assert not [one for one in found if one.severity != "note"], override
+def test_the_recipes_are_correct_before_they_are_broken() -> None:
+    for recipe in CORRECT:
+        for override in (None, *OVERRIDES[recipe.name]):
+            found = loaded(recipe.name, recipe.text, *[override] * (override is not None)).report.diagnostics
+            assert not [one for one in found if one.severity != "note"], override
 
 
-@pytest.mark.parametrize("recipe", CORRECT, ids=lambda recipe: recipe.name)
-def test_an_empty_text_is_one_error(recipe: Correct) -> None:
-    for item in recipe.items:
-        if item.kind == "text" and is_own_key(item.path):
+def test_an_empty_text_is_one_error() -> None:
+    """Under each key of the product that has a text in one of the recipes."""
+    items = {
+        (one.path[0], one.name): (recipe, one) for recipe in CORRECT for one in recipe.items if one.is_own
+    }
+    for recipe, item in items.values():
+        if item.kind == "text":
             text = f'{recipe.text[: item.value[0]]}""{recipe.text[item.value[1] :]}'
-            held = {str((FOLDER / recipe.name).resolve()): text.encode()}
-            errors = load(recipe.name, [], FOLDER, environ={"HOME": "/"}, held=held).report.errors
-            assert len(errors) == 1, item.path
+            assert len(loaded(recipe.name, text).report.errors) == 1, item.path
 
 
-def check(verdicts: list[Verdict]) -> None:
-    """Prints the outcome of each kind of mutation, and fails if too many reports are misleading."""
-    counts = Counter((one.mutation.kind, one.outcome) for one in verdicts)
-    misleading = {key: count for key, count in counts.items() if key[1] not in (*GOOD, "valid")}
-    print(f"left valid: {sum(one.outcome == 'valid' for one in verdicts)}; misleading: {misleading}")
-    valid = sum(one.outcome == "valid" for one in verdicts)
-    assert valid <= MAX_VALID * len(verdicts)
-    assert sum(misleading.values()) <= (1 - MIN_GOOD) * (len(verdicts) - valid), misleading
+def report_of(mutation: Mutation, text: str, override: str) -> Report:
+    return loaded(mutation.recipe.name, text, *[override] * bool(override)).report
 
 
-def test_a_mistake_is_reported_where_it_is_with_what_mends_it() -> None:
+def outcome(mutation: Mutation) -> str:
+    """Returns `restored` or `explained` for a report as it should be, `valid` for a recipe with another meaning,
+    and otherwise what is wrong."""
+    report = report_of(mutation, mutation.text, mutation.override)
+    if not report.errors:
+        return "valid"
+    if len(report.errors) > 1:
+        return "several"
+    [error] = report.errors
+    if not is_at(mutation, error):
+        return "elsewhere"
+    if is_restored(mutation, report):
+        return "restored"
+    spans = [span for span in (error.primary, *error.seconds) if span is not None]
+    output = "\n".join([error.message, error.help, *(span.label for span in spans)])
+    return "explained" if any(re.search(one, output) for one in mutation.remedies) else "no remedy"
+
+
+def is_at(mutation: Mutation, found: Diagnostic) -> bool:
+    file, text = (
+        ("override 1", mutation.override) if mutation.override else (mutation.recipe.name, mutation.text)
+    )
+    if (span := found.primary) is None or span.file != file:
+        return False
+    offset = sum(len(line) for line in text.splitlines(keepends=True)[: span.line - 1]) + span.column - 1
+    return any(offset <= stop and start <= offset + span.width for start, stop in mutation.places)
+
+
+def is_restored(mutation: Mutation, report: Report) -> bool:
+    """Returns whether the fixes of a report lead to a recipe without errors."""
+    text, override = mutation.text, mutation.override
+    for _ in range(MAX_ROUNDS):
+        edits = [fix for found in report.errors for fix in found.fixes]
+        if not edits:
+            break
+        if of_override := [fix for fix in edits if fix.span.file == "override 1"]:
+            override = fixes.apply(override, of_override)
+        text = fixes.apply(text, [fix for fix in edits if fix.span.file == mutation.recipe.name])
+        report = report_of(mutation, text, override)
+        if not report.errors:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [
+        (250, 3),
+        pytest.param(10_000, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_a_mistake_is_reported_where_it_is_with_what_mends_it(count: int, seed: int) -> None:
     assert len(KINDS) >= 40
-    check([judge(one) for one in mutations(1_000, seed=3)])
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_ten_thousand_mistakes_are_reported_where_they_are() -> None:
-    check([judge(one) for one in mutations(10_000, seed=1)])
+    counts = Counter((one.kind, outcome(one)) for one in mutations(count, seed))
+    valid = sum(number for (_, how), number in counts.items() if how == "valid")
+    misleading = {
+        key: number for key, number in counts.items() if key[1] in ("several", "elsewhere", "no remedy")
+    }
+    print(f"left valid: {valid}; misleading: {misleading}")
+    assert valid <= MAX_VALID * count
+    assert sum(misleading.values()) <= (1 - MIN_GOOD) * (count - valid), misleading

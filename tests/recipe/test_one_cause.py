@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshctl.recipe.load import load
-from tests.recipe.mutations.correct_recipes import FOLDER
+from tests.recipe.correct_recipes import FOLDER, TEXTS, errors_of
 
 PROGRAM = """    ranks: 6
     device_type: cuda
@@ -20,6 +20,11 @@ run:
   dir: runs
   grace: 20
 """
+
+
+def moved_to_the_run(line: str) -> str:
+    return PROGRAM.replace(f"    {line}\n", "").replace("grace: 20\n", f"grace: 20\n  {line}\n")
+
 
 CASES = {
     "ranks of two components": (
@@ -111,23 +116,13 @@ CASES = {
     ),
     "a device type in the run": (
         "programs.yaml",
-        (
-            PROGRAM,
-            PROGRAM.replace("    device_type: cuda\n", "").replace(
-                "grace: 20\n", "grace: 20\n  device_type: cuda\n"
-            ),
-        ),
+        (PROGRAM, moved_to_the_run("device_type: cuda")),
         "`run` has no key `device_type`",
         "it is a key of a group",
     ),
     "a program in the run": (
         "programs.yaml",
-        (
-            PROGRAM,
-            PROGRAM.replace("    program: {module: json.tool}\n", "").replace(
-                "grace: 20\n", "grace: 20\n  program: {module: json.tool}\n"
-            ),
-        ),
+        (PROGRAM, moved_to_the_run("program: {module: json.tool}")),
         "`run` has no key `program`",
         "it ",
     ),
@@ -148,29 +143,19 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_mistake_is_one_error(name: str) -> None:
-    file, (old, new), message, help = CASES[name]
-    text = (FOLDER / file).read_text(encoding="utf-8")
-    assert text.count(old) == 1
-    held = {str((FOLDER / file).resolve()): text.replace(old, new).encode()}
-    errors = load(file, [], FOLDER, environ={"HOME": "/"}, held=held).report.errors
+    file, change, message, help = CASES[name]
+    assert TEXTS[file].count(change[0]) == 1
+    errors = errors_of(file, change)
     assert [(one.message, one.help.startswith(help)) for one in errors] == [(message, True)]
 
 
 def test_on_needs_no_quotes_before_a_list() -> None:
-    text = (FOLDER / "blocks.yaml").read_text(encoding="utf-8").replace("on: eval.exam.loss", "on: [a.b]")
-    held = {str((FOLDER / "blocks.yaml").resolve()): text.encode()}
-    errors = load("blocks.yaml", [], FOLDER, environ={}, held=held).report.errors
+    errors = errors_of("blocks.yaml", ("on: eval.exam.loss", "on: [a.b]"))
     assert {one.message for one in errors} == {"`on` must be text, not a list"}
 
 
 def test_a_missing_key_is_reported_in_the_recipe_and_not_in_the_layout_that_it_includes() -> None:
-    text = (FOLDER / "compact.yaml").read_text(encoding="utf-8")
-    held = {
-        str((FOLDER / "compact.yaml").resolve()): text.replace(
-            "critic: {_target_: parts.Actor,", "critic: {"
-        ).encode()
-    }
-    [error] = load("compact.yaml", [], FOLDER, environ={}, held=held).report.errors
+    [error] = errors_of("compact.yaml", ("critic: {_target_: parts.Actor,", "critic: {"))
     assert error.code == "MC103" and error.primary is not None
     assert (error.primary.file, error.primary.width) == ("compact.yaml", len("critic"))
 

@@ -18,22 +18,9 @@ from tests.paths import RECIPES
 PACKAGE = Path(str(meshctl.__file__)).parent
 PAGES = {code: page(code) for code in codes()}
 ADDED = {
-    "MC211",
-    "MC300",
-    "MC327",
-    "MC456",
-    "MC504",
-    "MC507",
-    "MC510",
-    "MC514",
-    "MC515",
-    "MC518",
-    "MC527",
-    "MC528",
-    "MC542",
-    "MC546",
-    "MC586",
-}
+    *("MC211", "MC300", "MC327", "MC456", "MC504", "MC507", "MC510", "MC514", "MC515", "MC518", "MC527", "MC528"),
+    *("MC542", "MC546", "MC586"),
+}  # fmt: skip
 """Codes whose right example adds lines to the wrong one, or changes another file, or the command line."""
 PLAIN = {"MC442", "MC504", "MC507", "MC514", "MC517", "MC526", "MC527", "MC539", "MC571"}
 """Codes whose message alone says what to change."""
@@ -52,45 +39,31 @@ def yielded() -> set[str]:
     }
 
 
-def test_every_code_has_a_page() -> None:
-    assert yielded() - set(PAGES) == set()
-
-
-def test_a_retired_code_is_explained_and_never_reported() -> None:
+def test_every_code_has_a_page_and_every_page_a_code() -> None:
+    """A retired code is explained, and never reported."""
     retired = {code for code, read in PAGES.items() if read.is_retired}
-    assert retired == {"MC104", "MC561"} and not retired & yielded()
+    assert retired == {"MC104", "MC561"} and set(PAGES) - retired == yielded()
     assert all(not (PAGES[code].wrong.pieces or PAGES[code].right.pieces) for code in retired)
+    files = {path.name for path in FOLDER.iterdir() if path.name != "__pycache__"}
+    assert files == {"__init__.py", *(f"{code}.md" for code in PAGES)}
+    assert {code[2] for code in PAGES} <= set(SUBJECTS)
 
 
-def test_every_page_has_a_code() -> None:
-    assert {code for code, read in PAGES.items() if not read.is_retired} - yielded() == set()
-    assert {path.name for path in FOLDER.iterdir() if path.name != "__pycache__"} == {
-        "__init__.py",
-        *(f"{code}.md" for code in PAGES),
-    }
-
-
-@pytest.mark.parametrize("code", PAGES)
-def test_a_page_has_its_form(code: str) -> None:
-    text = (FOLDER / f"{code}.md").read_text(encoding="utf-8")
-    severity, title = head(code)
-    assert text.startswith(f"# {severity}[{code}]: {title}\n\n")
-    assert severity in ("error", "warning", "note", RETIRED)
-    assert title and not title.endswith(".") and len(f"{severity}[{code}]: {title}") <= LIST
-    assert PAGES[code].why.pieces and text.endswith("\n") and "\t" not in text
-    assert not [line for line in text.splitlines() if len(line) > (LIST if line.startswith("# ") else WIDTH)]
-    also = f" (also {', '.join(PAGES[code].wrong.also)})" if PAGES[code].wrong.also else ""
-    assert re.findall("^#+ .*", re.sub("(?s)```.*?```", "", text), re.MULTILINE)[1:] in (
-        [],
-        [f"## wrong{also}", "## right"],
-    )
-
-
-@pytest.mark.parametrize(
-    "code", [code for code, read in PAGES.items() if not (code.startswith(("MC7", "MC9")) or read.is_retired)]
-)
-def test_a_wrong_and_a_right_example(code: str) -> None:
-    assert PAGES[code].wrong.blocks and PAGES[code].right.blocks
+def test_pages_have_one_form() -> None:
+    for code, read in PAGES.items():
+        text = (FOLDER / f"{code}.md").read_text(encoding="utf-8")
+        severity, title = head(code)
+        assert text.startswith(f"# {severity}[{code}]: {title}\n\n")
+        assert severity in ("error", "warning", "note", RETIRED)
+        assert title and not title.endswith(".") and len(f"{severity}[{code}]: {title}") <= LIST
+        assert read.why.pieces and text.endswith("\n") and "\t" not in text
+        wide = [line for line in text.splitlines() if len(line) > (LIST if line.startswith("# ") else WIDTH)]
+        assert not wide
+        also = f" (also {', '.join(read.wrong.also)})" if read.wrong.also else ""
+        heads = re.findall("^#+ .*", re.sub("(?s)```.*?```", "", text), re.MULTILINE)[1:]
+        assert heads in ([], [f"## wrong{also}", "## right"])
+        has_examples = not (code.startswith(("MC7", "MC9")) or read.is_retired)
+        assert not has_examples or (read.wrong.blocks and read.right.blocks), code
 
 
 def report_of(section: Section, why: Section, folder: Path) -> Report:
@@ -109,14 +82,6 @@ def command(block: Block) -> list[str]:
     return shlex.split(first)[3:] if first.startswith("# meshctl ") else [block.name or "recipe.yaml"]
 
 
-@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
-def test_the_wrong_example_is_reported_with_its_code(code: str, tmp_path: Path) -> None:
-    read = PAGES[code]
-    found = report_of(read.wrong, read.why, tmp_path).diagnostics
-    assert {one.code for one in found} == {code, *read.wrong.also}, [(one.code, one.message) for one in found]
-    assert {one.severity for one in found if one.code == code} == {read.severity}
-
-
 def text_of(section: Section, file: str) -> str:
     """Returns the text of a file of a section; for `override N`, that of the override."""
     if file.startswith("override "):
@@ -126,25 +91,20 @@ def text_of(section: Section, file: str) -> str:
 
 
 @pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
-def test_the_report_of_the_wrong_example_marks_what_the_right_one_changes(code: str, tmp_path: Path) -> None:
+def test_the_wrong_example_is_reported_where_the_right_one_differs_and_its_fixes_mend_it(
+    code: str, tmp_path: Path
+) -> None:
     read = PAGES[code]
-    found = [one for one in report_of(read.wrong, read.why, tmp_path).diagnostics if one.code == code]
-    spans = [span for one in found for span in (one.primary, *one.seconds) if span]
+    whole = report_of(read.wrong, read.why, tmp_path).diagnostics
+    assert {one.code for one in whole} == {code, *read.wrong.also}, [(one.code, one.message) for one in whole]
+    found = [one for one in whole if one.code == code]
+    assert {one.severity for one in found} == {read.severity}
     changed = []
-    for span in spans:
-        lines, right = (
-            text_of(read.wrong, span.file).splitlines(),
-            text_of(read.right, span.file).splitlines(),
-        )
+    for span in (span for one in found for span in (one.primary, *one.seconds) if span):
+        lines, right = (text_of(section, span.file).splitlines() for section in (read.wrong, read.right))
         changed.append(not lines or lines[span.line - 1] not in right)
-    assert any(changed) or not spans or code in ADDED, [(one.message, one.primary) for one in found]
+    assert any(changed) or not changed or code in ADDED, [(one.message, one.primary) for one in found]
     assert all(one.help or one.primary.label or one.seconds or code in PLAIN for one in found if one.primary)
-
-
-@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.wrong.blocks])
-def test_the_fixes_of_the_wrong_example_lead_to_one_without_the_code(code: str, tmp_path: Path) -> None:
-    read = PAGES[code]
-    found = [one for one in report_of(read.wrong, read.why, tmp_path).diagnostics if one.code == code]
     edits = [fix for one in found for fix in one.fixes if not fix.span.file.startswith("override ")]
     for file in {fix.span.file for fix in edits}:
         path = tmp_path / file
@@ -155,25 +115,29 @@ def test_the_fixes_of_the_wrong_example_lead_to_one_without_the_code(code: str, 
         assert code not in {one.code for one in left}, [(one.code, one.message) for one in left]
 
 
-@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.right.blocks])
-def test_the_right_example_is_right(code: str, tmp_path: Path) -> None:
-    """It stands as it is: in an empty folder, and beside the modules of the recipes."""
-    other = tmp_path / "recipes"
-    other.mkdir()
+@pytest.fixture(scope="module")
+def beside_recipes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the modules of the recipes."""
+    folder = tmp_path_factory.mktemp("recipes")
     for module in RECIPES.glob("*.py"):
-        shutil.copy(module, other)
-    for folder in (tmp_path, other):
-        found = report_of(PAGES[code].right, PAGES[code].why, folder).diagnostics
+        shutil.copy(module, folder)
+    return folder
+
+
+@pytest.mark.parametrize("code", [code for code, read in PAGES.items() if read.right.blocks])
+def test_the_right_example_is_right(code: str, tmp_path: Path, beside_recipes: Path) -> None:
+    """It stands as it is: in an empty folder, and with components beside the modules of the recipes."""
+    read = PAGES[code]
+    has_components = any("components:" in block.text for block in read.right.blocks)
+    if has_components:
+        shutil.copytree(beside_recipes, tmp_path / "recipes")
+    for folder in (tmp_path, tmp_path / "recipes")[: 1 + has_components]:
+        found = report_of(read.right, read.why, folder).diagnostics
         assert [(one.code, one.message) for one in found if one.code != NOTED.get(code)] == []
-
-
-def test_every_subject_is_named() -> None:
-    assert {code[2] for code in PAGES} <= set(SUBJECTS)
 
 
 def test_pages_are_in_the_wheel() -> None:
     """The pages are in the package's folder, which is shipped completely."""
-    wheel = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
-        "targets"
-    ]["wheel"]
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert "meshctl" in wheel["only-include"] and FOLDER.is_relative_to(PACKAGE)

@@ -34,24 +34,14 @@ def by_hydra(recipe: Path, overrides: list[str]) -> Any:
         return error
 
 
-# Hydra as the oracle
-
 KEYS = st.sampled_from(["a", "b", "c"])
-
-
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(KEYS, inner, max_size=3)),
     max_leaves=6,
 )
-
-
 TREES = st.dictionaries(KEYS, VALUES, max_size=3)
-
-
 OPTIONS = ["red", "green", "blue"]
-
-
 PACKAGES = st.sampled_from(["", "@vars.paint", "@vars.a", "@_global_", "@_here_"])
 
 
@@ -91,28 +81,12 @@ def recipes(draw: st.DrawFn) -> dict[str, str]:
 PATHS = st.sampled_from(
     ["vars.a", "vars.b", "vars.c", "vars.a.b", "vars.paint.a", "vars.new", "paint.a", "vars.a.0"]
 )
-
-
 WRITTEN = st.sampled_from(
     [
-        "7",
-        "1.5",
-        "text",
-        "true",
-        "null",
-        "[1,2]",
-        "{a: 1}",
-        "{a: {b: [x y, 2]}, c: t}",
-        "'quoted, text'",
-        "[ a , 'b]' ]",
-        "${vars.b}",
-        "010",
-        "yes",
-        "[]",
+        *("7", "1.5", "text", "true", "null", "[1,2]", "{a: 1}", "{a: {b: [x y, 2]}, c: t}"),
+        *("'quoted, text'", "[ a , 'b]' ]", "${vars.b}", "010", "yes", "[]"),
     ]
 )
-
-
 OVERRIDES = st.one_of(
     st.builds(
         lambda sign, path, value: f"{sign}{path}={value}", st.sampled_from(["", "+", "++"]), PATHS, WRITTEN
@@ -129,7 +103,7 @@ OVERRIDES = st.one_of(
 
 
 @settings(
-    max_examples=examples(30, 600),
+    max_examples=examples(15, 600),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(files=recipes(), overrides=st.lists(OVERRIDES, max_size=4))
@@ -152,17 +126,11 @@ def test_composing_is_hydras(
 # interpolations and headers. Each file has one key, so that the tree shows which files were merged where.
 
 GROUPS = ["paint", "/paint", "paint/deep", "/paint/deep", "deep", "size"]
-
-
 WHERE = st.sampled_from(["", "", "@vars.x", "@vars.y", "@_global_", "@_here_", "@_group_", "@_global_.vars"])
-
-
 CHOSEN = st.one_of(
     st.sampled_from([*OPTIONS, *OPTIONS, None, "${size}", "${paint}", "${paint/deep}"]),
     st.lists(st.sampled_from(OPTIONS), max_size=2, unique=True),
 )
-
-
 CHOICES = st.builds(
     lambda word, group, package, option: {f"{word}{group}{package}": option},
     st.sampled_from(["", "", "", "override ", "optional "]),
@@ -170,15 +138,11 @@ CHOICES = st.builds(
     WHERE,
     CHOSEN,
 )
-
-
 INCLUDES = st.builds(
     lambda name, package: f"{name}{package}",
     st.sampled_from(["extra", "/extra", "/more", "more", "/paint/red", "/size/${size}"]),
     WHERE,
 )
-
-
 HEADERS = st.sampled_from(
     ["", "", "", "# @package _global_\n", "# @package vars.z\n", "# @package _global_.z\n"]
 )
@@ -212,7 +176,7 @@ CHOICES_OF_COMMAND = st.builds(
 
 
 @settings(
-    max_examples=examples(60, 3000),
+    max_examples=examples(20, 3000),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(files=nested_lists(), overrides=st.lists(CHOICES_OF_COMMAND, max_size=2))
@@ -232,7 +196,7 @@ def test_defaults_lists_are_followed_as_by_hydra(
 
 def test_hydra_refuses_what_we_refuse(tmp_path: Path) -> None:
     recipe = write(tmp_path, {"recipe.yaml": "vars: {a: 1, l: [1]}\n", "paint/red.yaml": "x: 1\n"})
-    for override in [
+    wrong = (
         "vars.b=1",
         "+vars.a=2",
         "~vars.b",
@@ -241,8 +205,7 @@ def test_hydra_refuses_what_we_refuse(tmp_path: Path) -> None:
         "vars.l.3=1",
         "nope@x=red",
         "vars.a=1,2",
-        "a b",
-        "+paint=blue",
-    ]:
+    )
+    for override in (*wrong, "a b", "+paint=blue"):
         assert isinstance(by_hydra(recipe, [override]), Exception), override
         assert [found for found in composed(recipe, override).found if found.severity == "error"], override

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.paths import ROOT
-from tests.recipe.mutations.forms import OVERRIDES as OVERRIDES_OF
+from tests.recipe.mutations import OVERRIDES as OVERRIDES_OF
 
 GOLDEN, CORRECT_RECIPES = (Path(__file__).parents[1] / name for name in ("golden", "correct"))
 CODE = (str(GOLDEN), str(CORRECT_RECIPES), str(ROOT / "recipes"))

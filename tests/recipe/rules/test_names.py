@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from meshctl.diagnostics import Diagnostic
 from meshctl.recipe import fixes
-from meshctl.recipe.load import load
-from tests.recipe.mutations.correct_recipes import FOLDER
+from tests.recipe.correct_recipes import TEXTS, errors_of
 
-GRPO = (FOLDER / "grpo.yaml").read_text(encoding="utf-8")
-
-
-def errors(text: str) -> list[Diagnostic]:
-    held = {str((FOLDER / "grpo.yaml").resolve()): text.encode()}
-    return list(load("grpo.yaml", [], FOLDER, held=held).report.errors)
+GRPO = TEXTS["grpo.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +15,7 @@ def errors(text: str) -> list[Diagnostic]:
     [("  judge:\n    _target_", "  jduge:\n    _target_", "MC512"), ("  metrics:", "  metrcs:", "MC560")],
 )
 def test_a_name_that_is_used_once_is_reported_where_it_is_used(was: str, new: str, code: str) -> None:
-    (one,) = errors(GRPO.replace(was, new))
+    (one,) = errors_of("grpo.yaml", (was, new))
     assert one.code == code and one.help.startswith("did you mean")
 
 
@@ -33,21 +26,21 @@ def test_a_name_that_is_used_once_is_reported_where_it_is_used(was: str, new: st
 def test_a_name_that_is_used_twice_is_reported_where_it_is_defined(
     was: str, new: str, code: str, wrong: str
 ) -> None:
-    text = GRPO.replace(was, new, 1)
-    (one,) = errors(text)
+    text = GRPO.replace(was, new)
+    (one,) = errors_of("grpo.yaml", (was, new))
     assert one.primary is not None and one.code == code
     assert text.splitlines()[one.primary.line - 1].strip() == f"{wrong}:"
     assert len(one.seconds) >= 2 and fixes.apply(text, one.fixes) == GRPO
 
 
 def test_a_name_that_is_missing_is_reported_once() -> None:
-    (one,) = errors(GRPO.replace("group: rollout", "group: inference"))
+    (one,) = errors_of("grpo.yaml", ("group: rollout", "group: inference"))
     assert one.code == "MC500" and {span.label for span in one.seconds} == {"and here"}
     assert one.help == "available: `rollout`, `train` and `judge`"
 
 
 @pytest.mark.parametrize("written", ["[batch rollouts]", "batch rollouts"])
 def test_names_without_a_comma_between_them(written: str) -> None:
-    (one,) = errors(GRPO.replace("in: rollouts", f"in: {written}", 1))
+    (one,) = errors_of("grpo.yaml", ("in: rollouts", f"in: {written}"))
     assert one.code == "MC530" and not one.fixes
     assert one.help == "write `,` between the names of the stages: [batch, rollouts]"
