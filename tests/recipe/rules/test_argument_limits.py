@@ -1,4 +1,4 @@
-"""The rules about ranges of arguments and about arguments that exclude each other."""
+"""The rules about ranges of arguments, about arguments that exclude or need each other, and about devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.load import load
+from tests.recipe.rules import facts
 
 RECIPE = """
 groups: {{work: {{{group}}}}}
@@ -34,7 +34,11 @@ class Own(Sampler):
     def __init__(self, temperature: float, **more) -> None: ...
 """
 CODES = ("MC444", "MC457", "MC458", "MC459", "MC462", "MC463")
-MODEL = "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4"
+LLAMA, MODEL = (
+    "temperature: 1.0, model: {model_type: llama}",
+    "model: {model_type: llama}, tokenizer: byte, max_new_tokens: 4",
+)
+FUNCTION = "meshctl.rewards.Function"
 
 
 def reported(
@@ -44,10 +48,8 @@ def reported(
     temperature: str = "1.0",
     group: str = "ranks: 1, device_type: cpu",
 ) -> list[Diagnostic]:
-    (folder / "mine.py").write_text(MINE)
-    given = {"args": args, "target": target, "temperature": temperature, "group": group}
-    (folder / "recipe.yaml").write_text(RECIPE.format(**given))
-    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
+    recipe = RECIPE.format(args=args, target=target, temperature=temperature, group=group)
+    found = facts.reported(folder, recipe, mine=MINE)
     return [one for one in found if one.code in CODES or re.search("RANGES|on_error", one.message)]
 
 
@@ -60,147 +62,89 @@ def reported(
         ("top_p: 95", "`top_p` of `sampler` is 95; it must be above 0 and at most 1", "leave it out for the default, 1.0"),
         ("stop: [7, '']", "`stop` of `sampler` is an empty text", ""),
         ("stop: [-7, '.']", "`stop` of `sampler` is -7; it must be at least 0", ""),
-        ("top_k: -1", "`top_k` of `sampler` is -1; it must be at least 0", "leave it out for the default, 0"),
     ],
 )  # fmt: skip
 def test_numbers_of_samplers(tmp_path: Path, engine: str, given: str, message: str, help: str) -> None:
     args = f"temperature: 1.0, {MODEL.replace('max_new_tokens: 4', given) if 'max' in given else f'{MODEL}, {given}'}"
     (one,) = reported(tmp_path, args, f"meshctl.{engine}.Sampler")
-    assert (one.code, one.message, one.help) == ("MC457", message, help)
-    assert one.primary and one.primary.line == 5
+    assert (one.code, one.message, one.help) == ("MC457", message, help) and facts.lines(one)[0] == 5
 
 
-def test_a_value_to_which_others_refer_is_reported_once_and_in_its_own_place(tmp_path: Path) -> None:
-    (one,) = reported(tmp_path, f"{MODEL}, temperature: -1")
-    assert one.message == "`temperature` of `sampler` is -1; it must be at least 0" and not one.seconds
-
-
-def test_a_value_in_vars_is_shown(tmp_path: Path) -> None:
+def test_where_a_value_is_reported(tmp_path: Path) -> None:
+    message = "`temperature` of `sampler` is -1; it must be at least 0"
+    (one,) = reported(tmp_path, f"{MODEL}, temperature: -1")  # once, although other components refer to it
+    assert (one.message, facts.lines(one)) == (message, [5])
     (one,) = reported(tmp_path, f'{MODEL}, temperature: "${{vars.temperature}}"', temperature="-1")
-    assert one.message == "`temperature` of `sampler` is -1; it must be at least 0"
-    assert one.primary and one.primary.line == 5 and one.seconds[0].line == 3
-
-
-def test_a_subclass_is_checked_for_the_arguments_that_its_constructor_does_not_name(tmp_path: Path) -> None:
+    assert (one.message, facts.lines(one)) == (message, [5, 3])
+    # Of a subclass the arguments are checked that its constructor does not name.
     (one,) = reported(tmp_path, f"{MODEL}, temperature: -1, top_p: 3", "mine.Own")
     assert one.message == "`top_p` of `sampler` is 3; it must be above 0 and at most 1"
-
-
-@pytest.mark.parametrize("value", ["0.7", '"${oc.env:T,-1}"', "hot"])
-def test_other_values_are_not_reported(tmp_path: Path, value: str) -> None:
-    assert reported(tmp_path, f"{MODEL}, temperature: {value}") == []
+    for value in ("0.7", '"${oc.env:T,-1}"', "hot"):
+        assert reported(tmp_path, f"{MODEL}, temperature: {value}") == []
+    (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
+    assert "RANGES" in one.message and "type hints" in one.message  # a declaration that was withdrawn
 
 
 def test_arguments_that_exclude_each_other(tmp_path: Path) -> None:
-    args = "temperature: 1.0, model: {model_type: llama}, micro_batch: 2, micro_batch_tokens: 64"
+    args = f"{LLAMA}, micro_batch: 2, micro_batch_tokens: 64"
     (one,) = reported(tmp_path, args, "meshctl.hf.Model")
     assert (one.code, one.help) == ("MC458", "leave one of them out")
     assert one.message == "`micro_batch` and `micro_batch_tokens` of `sampler` exclude each other"
-    assert one.seconds[0].label == "`micro_batch_tokens` is set"
     assert reported(tmp_path, args.replace("micro_batch: 2", "micro_batch: null"), "meshctl.hf.Model") == []
 
 
-def test_a_withdrawn_declaration_is_a_note(tmp_path: Path) -> None:
-    (one,) = reported(tmp_path, "temperature: 1", "mine.Wrong")
-    assert "RANGES" in one.message and "type hints" in one.message, one
-
-
 OPTIONS = "`optimizer_options"
-NUMBERS = [
-    ("lr: 1e38", "`lr` of `sampler` is 1e+38; it must be above 0 and at most 1e6"),
-    ("lr: 0", "`lr` of `sampler` is 0; it must be above 0 and at most 1e6"),
-    ("optimizer_options: {weight_decay: -1}", f"{OPTIONS}.weight_decay` of `sampler` is -1; it must be at least 0"),
-    ("optimizer_options: {betas: [0.9, 1]}", f"{OPTIONS}.betas` of `sampler` is 1; it must be at least 0 and below 1"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "message"), NUMBERS)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("lr: 1e38", "`lr` of `sampler` is 1e+38; it must be above 0 and at most 1e6"),
+        ("optimizer_options: {weight_decay: -1}", f"{OPTIONS}.weight_decay` of `sampler` is -1; it must be at least 0"),
+        ("optimizer_options: {betas: [0.9, 1]}", f"{OPTIONS}.betas` of `sampler` is 1; it must be at least 0 and below 1"),
+    ],
+)  # fmt: skip
 def test_numbers_of_optimizers(tmp_path: Path, given: str, message: str) -> None:
     """The constructor refuses them too, as they may come from the environment."""
     from meshctl.hf import Model
     from meshctl.hf.errors import ModelError
 
-    args = f"temperature: 1.0, model: {{model_type: llama}}, {given}"
-    (one,) = reported(tmp_path, args, "meshctl.hf.Model")
+    (one,) = reported(tmp_path, f"{LLAMA}, {given}", "meshctl.hf.Model")
     assert (one.code, one.message) == ("MC457", message)
-    values = yaml.safe_load(f"{{{given}}}")
+    values = {"lr": 1e38} if "1e38" in given else yaml.safe_load(f"{{{given}}}")
     with pytest.raises(ModelError, match=re.escape(message.replace(" of `sampler`", ""))):
-        Model("any", **({"lr": 1e38} if "1e38" in given else values))
+        Model("any", **values)
 
 
 @pytest.mark.parametrize(
     ("target", "args", "code", "message", "help"),
     [
-        (
-            "meshctl.rewards.Function",
-            "function: math, timeout_s: 5, workers: 0",
-            "MC462",
-            "`timeout_s` of `sampler` needs `workers`",
-            "set `workers`, or leave out `timeout_s`",
-        ),
-        (
-            "meshctl.rewards.Function",
-            "workers: 1",
-            "MC462",
-            "`sampler` needs `function` or `functions`",
-            "set `function` or `functions`",
-        ),
-        (
-            "meshctl.rewards.Function",
-            "function: math, on_error: dorp",
-            "MC508",
-            "`on_error` of `meshctl.rewards.Function` must be a number or `drop`, not the text `dorp`",
-            "did you mean `drop`?",
-        ),
-        (
-            "meshctl.data.Text",
-            "path: rows.jsonl, tokenizer: byte, pack: true",
-            "MC462",
-            "`pack` of `sampler` needs `max_length`",
-            "set `max_length`, or leave out `pack`",
-        ),
-        (
-            "meshctl.vllm.Sampler",
-            f"{MODEL}, engine: {{max_model_len: 9, tokenizer: byte}}",
-            "MC463",
-            "`engine.tokenizer` of `sampler` follows from other arguments or from the mesh",
-            "leave it out",
-        ),
-        (
-            "meshctl.hf.Sampler",
-            "model: {model_type: llama}, max_new_tokens: 4",
-            "MC444",
-            "`sampler` has no tokenizer: its model is a mapping of config values",
-            "add `tokenizer` to its args: `byte`, a folder, or a name of the hub",
-        ),
+        (FUNCTION, "function: math, timeout_s: 5, workers: 0", "MC462", "`timeout_s` of `sampler` needs `workers`", "set `workers`, or leave out `timeout_s`"),
+        (FUNCTION, "workers: 1", "MC462", "`sampler` needs `function` or `functions`", "set `function` or `functions`"),
+        (FUNCTION, "function: math, on_error: dorp", "MC508", "`on_error` of `meshctl.rewards.Function` must be a number or `drop`, not the text `dorp`", "did you mean `drop`?"),
+        (FUNCTION, "function: math, timeout_s: 5", "", "", ""),
+        (FUNCTION, "functions: {math: 1}, timeout_s: null, workers: 0", "", "", ""),
+        ("meshctl.data.Text", "path: rows.jsonl, tokenizer: byte, pack: true", "MC462", "`pack` of `sampler` needs `max_length`", "set `max_length`, or leave out `pack`"),
+        ("meshctl.vllm.Sampler", f"{MODEL}, engine: {{max_model_len: 9, tokenizer: byte}}", "MC463", "`engine.tokenizer` of `sampler` follows from other arguments or from the mesh", "leave it out"),
+        ("meshctl.hf.Sampler", "model: {model_type: llama}, max_new_tokens: 4", "MC444", "`sampler` has no tokenizer: its model is a mapping of config values", "add `tokenizer` to its args: `byte`, a folder, or a name of the hub"),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_need_others(
     tmp_path: Path, target: str, args: str, code: str, message: str, help: str
 ) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
-    found = reported(tmp_path, args, target)
-    (one,) = [one for one in found if "temperature" not in one.message]
-    assert (one.code, one.message, one.help) == (code, message, help)
-    assert one.primary and one.primary.line == 5
-
-
-def test_needs_that_are_met(tmp_path: Path) -> None:
-    (tmp_path / "tokens").mkdir()
-    for args in ("function: math, timeout_s: 5", "functions: {math: 1}, timeout_s: null, workers: 0"):
-        found = reported(tmp_path, args, "meshctl.rewards.Function")
-        assert [one for one in found if "temperature" not in one.message] == []
-
-
-SLEEPS = "`sleep` of `sampler` needs cuda, and the devices of `work` are cpu"
-WIDE = "`sampler` uses 1 device in each worker; one of `work` has 2"
+    found = [one for one in reported(tmp_path, args, target) if "temperature" not in one.message]
+    assert [(one.code, one.message, one.help) for one in found] == ([(code, message, help)] if code else [])
 
 
 def test_the_devices_of_the_group_are_supported(tmp_path: Path) -> None:
     args, cuda = f"{MODEL}, temperature: 1.0, sleep: true", "ranks: 2, device_type: cuda"
     (one,) = reported(tmp_path, args, "meshctl.vllm.Sampler")
-    assert (one.code, one.message) == ("MC459", SLEEPS)
+    assert (one.code, one.message) == (
+        "MC459",
+        "`sleep` of `sampler` needs cuda, and the devices of `work` are cpu",
+    )
     (one,) = reported(tmp_path, args, "meshctl.vllm.Sampler", group=f"{cuda}, gpus_per_worker: 2")
-    assert (one.code, one.message) == ("MC459", WIDE)
-    assert one.primary and one.primary.line == 2 and one.seconds[0].line == 5
+    assert (one.code, facts.lines(one)) == ("MC459", [2, 5])
+    assert one.message == "`sampler` uses 1 device in each worker; one of `work` has 2"
     assert reported(tmp_path, args, "meshctl.vllm.Sampler", group=cuda) == []

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.load import load
 from meshctl.text.english import listed
+from tests.recipe.rules import facts
 
 RECIPE = """
 groups: {{train: {{ranks: 1, device_type: cpu}}}}
@@ -27,14 +27,12 @@ def own(logprobs, mask, scale, *, weight: float = 1.0, names=(), kind: Kind = "a
 bound = partial(own, scale=2.0)
 def free(logprobs, **more): ...
 """
+WHITENED = "advantage: whitened, advantage_options: {group: 1}"
 
 
 def reported(folder: Path, args: str) -> list[Diagnostic]:
-    (folder / "mine.py").write_text(MINE)
     (folder / "rows.jsonl").write_text('{"messages": []}\n')
-    (folder / "recipe.yaml").write_text(RECIPE.format(args=args))
-    found = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return [one for one in found if one.code in ("MC465", "MC508")]
+    return facts.reported(folder, RECIPE.format(args=args), ["MC465", "MC508"], mine=MINE)
 
 
 @pytest.mark.parametrize(
@@ -47,51 +45,26 @@ def reported(folder: Path, args: str) -> list[Diagnostic]:
         ("loss: grpo, advantage: gae, advantage_options: {kl_estimator: k}", "`kl_estimator` of advantage `gae`", ""),
         ("loss: mine.own, loss_options: {kind: c}", "`kind` of loss `mine.own` must be `a` or `b`", ""),
         ("loss: mine.bound, loss_options: {weight: much}", "`weight` of loss `mine.bound` must be a number", ""),
+        ("loss: grpo, loss_options: {kll: 0.1}", "loss `grpo` of `actor` has no option `kll`", "did you mean `kl`?"),
+        ("loss: cross_entropy, loss_options: {kl: 1}", "loss `cross_entropy` of `actor` has no option `kl`", ""),
+        ("loss: mine.own, loss_options: {wieght: 1}", "loss `mine.own` of `actor` has no option `wieght`", "did you mean `weight`?"),
+        ("loss: mine.own, loss_options: {scale: 1}", "loss `mine.own` of `actor` has no option `scale`", "available: "),
+        ("loss: grpo, advantage_options: {epz: 1}", "advantage `grpo` of `actor` has no option `epz`", "did you mean `eps`?"),
+        (f"loss: grpo, {WHITENED}", "advantage `whitened` of `actor` has no option `group`", ""),
+        ("loss: grpo", "", ""),
+        ("loss: dapo, loss_options: {kl: 0.1, clip_high: 0.3}", "", ""),
+        ("loss: mine.own, loss_options: {weight: 2, names: [a], kind: b}", "", ""),
+        ("loss: mine.bound, loss_options: {scale: 3.0}", "", ""),
+        ("loss: mine.free, loss_options: {}", "", ""),
+        ("loss: grpo, loss_options: null", "", ""),
     ],
 )  # fmt: skip
-def test_an_option_of_another_type_is_an_error(tmp_path: Path, args: str, message: str, help: str) -> None:
-    (one,) = reported(tmp_path, args)
-    assert one.code == "MC508" and one.message.startswith(message) and one.help.startswith(help), one
-    assert one.primary and one.primary.line == 5
-
-
-@pytest.mark.parametrize(
-    ("args", "function", "option", "help"),
-    [
-        ("loss: grpo, loss_options: {kll: 0.1}", "loss `grpo`", "kll", "did you mean `kl`?"),
-        ("loss: cross_entropy, loss_options: {kl: 1}", "loss `cross_entropy`", "kl", ""),
-        ("loss: mine.own, loss_options: {wieght: 1}", "loss `mine.own`", "wieght", "did you mean `weight`?"),
-        ("loss: mine.own, loss_options: {scale: 1}", "loss `mine.own`", "scale", ""),
-        ("loss: grpo, advantage_options: {epz: 1}", "advantage `grpo`", "epz", "did you mean `eps`?"),
-        (
-            "loss: grpo, advantage: whitened, advantage_options: {group: 1}",
-            "advantage `whitened`",
-            "group",
-            "",
-        ),
-    ],
-)
-def test_an_unknown_option_is_an_error(
-    tmp_path: Path, args: str, function: str, option: str, help: str
-) -> None:
-    (one,) = reported(tmp_path, args)
-    assert (one.severity, one.message) == ("error", f"{function} of `actor` has no option `{option}`")
-    assert one.help == help if help else one.help.startswith(("available: ", "it has no options"))
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        "loss: grpo",
-        "loss: dapo, loss_options: {kl: 0.1, clip_high: 0.3}",
-        "loss: mine.own, loss_options: {weight: 2, names: [a], kind: b}",
-        "loss: mine.bound, loss_options: {scale: 3.0}",
-        "loss: mine.free, loss_options: {}",
-        "loss: grpo, loss_options: null",
-    ],
-)
-def test_known_options_are_not_reported(tmp_path: Path, args: str) -> None:
-    assert reported(tmp_path, args) == []
+def test_options(tmp_path: Path, args: str, message: str, help: str) -> None:
+    found = reported(tmp_path, args)
+    assert len(found) == bool(message), found
+    for one in found:
+        assert (one.code, one.severity) == ("MC465" if "has no option" in message else "MC508", "error")
+        assert one.message.startswith(message) and one.help.startswith(help) and facts.lines(one)[0] == 5
 
 
 def test_the_rule_agrees_with_the_losses(tmp_path: Path) -> None:
@@ -101,9 +74,8 @@ def test_the_rule_agrees_with_the_losses(tmp_path: Path) -> None:
 
     for name in LOSSES:
         (one,) = reported(tmp_path, f"loss: {name}, loss_options: {{nothing: 1}}")
-        with pytest.raises(
-            LossError, match=f"`{name}` has no option `nothing`; its options are (.*)"
-        ) as found:
+        match = f"`{name}` has no option `nothing`; its options are (.*)"
+        with pytest.raises(LossError, match=match) as found:
             find(name, nothing=1)
         options = str(found.value).rpartition(" are ")[2]
         names = [] if options == "none" else options.split(", ")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.load import load
+from tests.recipe.rules import facts
 
 CLASSES = """
     import mylosses
@@ -30,184 +29,144 @@ LOSSES = """
     if own:
         first, second = own, own
 """
-SCHEDULES = """
-    class SchedulerType:
-        COSINE = "cosine"
-        LINEAR = "linear"
-"""
+SCHEDULES = 'class SchedulerType:\n    COSINE = "cosine"\n    LINEAR = "linear"\n'
 PLANS = {
     "phi3": {"self_attn.qkv_proj": "colwise_gather_output", "mlp.down_proj": "rowwise"},
     "llama": {"self_attn.q_proj": "colwise", "self_attn.o_proj": "rowwise", "mlp": "sequence_parallel"},
     "gemma": {"self_attn.q_proj": "colwise"},
 }
-ON_TP, ON_FSDP = "fsdp_size: 4, tp_size: 2", "fsdp_size: 8"
+ON_TP, ON_FSDP, ON_EP = "fsdp_size: 4, tp_size: 2", "fsdp_size: 8", "fsdp_size: 8, ep_size: 2"
+GEMMA, TIED = "model_type: gemma, vocab_size: 1004", "tie_word_embeddings: true"
+EXPERTS = "model: {model_type: qwen3_moe}, lora: {target: "
 
 
-def reported(
-    folder: Path, args: str, parallel: str = ON_FSDP, target: str = "Trainer", ranks: int = 8
-) -> list[Diagnostic]:
-    (folder / "mine.py").write_text(dedent(CLASSES))
-    (folder / "mylosses.py").write_text(dedent(LOSSES))
-    for kind, styles in PLANS.items():
-        file = folder / "transformers" / "models" / kind / f"configuration_{kind}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        plan = {f"layers.*.{name}": style for name, style in styles.items()}
-        file.write_text(
-            f"class Config(PreTrainedConfig):\n    model_type = {kind!r}\n    base_model_tp_plan = {plan!r}\n"
-        )
-    (folder / "transformers" / "__init__.py").touch()
-    (folder / "transformers" / "trainer_utils.py").write_text(dedent(SCHEDULES))
-    (folder / "recipe.yaml").write_text(
-        f"groups: {{train: {{ranks: {ranks}, device_type: cpu}}}}\n"
+def reported(folder: Path, args: str, parallel: str = ON_FSDP, target: str = "Trainer") -> list[Diagnostic]:
+    plans = {
+        kind: f"base_model_tp_plan = { {f'layers.*.{name}': style for name, style in styles.items()}!r}"
+        for kind, styles in PLANS.items()
+    }
+    facts.transformers(folder, **plans)
+    (folder / "transformers" / "trainer_utils.py").write_text(SCHEDULES)
+    recipe = (
+        "groups: {train: {ranks: 8, device_type: cpu}}\n"
         "components:\n"
         f"  trainer: {{_target_: mine.{target}, group: train, parallel: {{{parallel}}}, args: {{{args}}}}}\n"
         "pipeline: {metrics: {call: trainer.learn, samples: 64}}\n"
     )
-    return list(load("recipe.yaml", [], folder, environ={}).report.diagnostics)
+    return facts.reported(folder, recipe, mine=CLASSES, mylosses=LOSSES)
 
 
 @pytest.mark.parametrize(
-    "lora", ["r: 8", "target: all-linear", "target: [qkv_proj]", "target: [o_proj, qkv_proj]"]
+    ("lora", "parallel", "target", "is_wrong"),
+    [
+        ("r: 8", ON_TP, "Trainer", True),
+        ("target: all-linear", ON_TP, "Trainer", True),
+        ("target: [o_proj, qkv_proj]", ON_TP, "Trainer", True),
+        ("r: 8", ON_FSDP, "Trainer", False),
+        ("r: 8", ON_TP, "Free", False),
+        ("", ON_TP, "Trainer", False),
+        ("target: [down_proj]", ON_TP, "Trainer", False),
+        ("target: '.*qkv_proj'", ON_TP, "Trainer", False),
+    ],
 )
-def test_adapters_of_fused_layers_on_tp_are_an_error_with_layouts_without_tp(
-    tmp_path: Path, lora: str
+def test_adapters_of_fused_layers_on_tp(
+    tmp_path: Path, lora: str, parallel: str, target: str, is_wrong: bool
 ) -> None:
-    (one,) = reported(tmp_path, f"model: {{model_type: phi3}}, lora: {{{lora}}}", ON_TP)
-    assert (one.code, one.severity) == ("MC451", "error")
-    assert one.message == "`lora` of `trainer` cannot adapt `qkv_proj` on tp 2"
-    reason, _, layouts = one.help.partition("; ")
-    needed = "adapters need `colwise` or `rowwise`"
-    assert reason == f"the plan splits these layers as `colwise_gather_output`, and {needed}"
-    assert layouts.startswith("nearest that fit: ") and " tp " not in layouts
-    assert [span.label for span in one.seconds] == ["`tp_size` is 2", "`model_type` is phi3"]
+    found = reported(tmp_path, f"model: {{model_type: phi3}}, lora: {{{lora}}}", parallel, target)
+    assert [(one.code, one.severity) for one in found] == [("MC451", "error")] * is_wrong
+    for one in found:
+        assert one.message == "`lora` of `trainer` cannot adapt `qkv_proj` on tp 2"
+        reason, _, layouts = one.help.partition("; ")
+        assert reason.startswith("the plan splits these layers as `colwise_gather_output`, and adapters need")
+        assert layouts.startswith("nearest that fit: ") and " tp " not in layouts
+        assert [span.label for span in one.seconds] == ["`tp_size` is 2", "`model_type` is phi3"]
 
 
 @pytest.mark.parametrize(
-    ("args", "parallel", "target"),
+    ("model", "parallel", "target", "rows"),
     [
-        ("model: {model_type: phi3}, lora: {r: 8}", ON_FSDP, "Trainer"),
-        ("model: {model_type: phi3}, lora: {r: 8}", ON_TP, "Free"),
-        ("model: {model_type: phi3}", ON_TP, "Trainer"),
-        ("model: {model_type: phi3}, lora: {}", ON_TP, "Trainer"),
-        ("model: {model_type: phi3}, lora: {target: [down_proj]}", ON_TP, "Trainer"),
-        ("model: {model_type: phi3}, lora: {target: '.*qkv_proj'}", ON_TP, "Trainer"),
-        ("model: {model_type: llama}, lora: {r: 8}", ON_TP, "Trainer"),
+        (GEMMA, ON_TP, "Trainer", 1004),
+        (GEMMA.replace("4", "1"), ON_TP, "Trainer", 1001),
+        (f"model_type: llama, vocab_size: 1004, {TIED}", ON_FSDP, "Trainer", 1004),
+        (GEMMA.replace("1004", "1008"), ON_TP, "Trainer", 0),
+        (GEMMA, "dp_size: 8", "Trainer", 0),
+        (GEMMA, ON_FSDP, "Free", 0),
+        (f"{GEMMA}}}, head: {{", ON_FSDP, "Trainer", 0),
+        (f"{GEMMA}, tie_word_embeddings: false", ON_FSDP, "Trainer", 0),
+        ("model_type: llama, vocab_size: 1004", ON_FSDP, "Trainer", 0),
+        (f"model_type: mud, vocab_size: 1004, {TIED}", ON_FSDP, "Trainer", 0),
     ],
 )
-def test_other_adapters_are_not_reported(tmp_path: Path, args: str, parallel: str, target: str) -> None:
-    assert reported(tmp_path, args, parallel, target) == []
-
-
-@pytest.mark.parametrize("model", ["model_type: gemma", "model_type: llama, tie_word_embeddings: true"])
-@pytest.mark.parametrize(("rows", "parallel"), [(1004, ON_TP), (1001, ON_TP), (1004, ON_FSDP)])
-def test_tied_embeddings_without_equal_shards_are_an_error(
-    tmp_path: Path, model: str, rows: int, parallel: str
+def test_tied_embeddings_have_equal_shards(
+    tmp_path: Path, model: str, parallel: str, target: str, rows: int
 ) -> None:
-    (one,) = reported(tmp_path, f"model: {{{model}, vocab_size: {rows}}}", parallel)
-    assert (one.code, one.severity) == ("MC452", "error")
-    assert one.message == (
-        f"the tied embedding of `trainer` has {rows} rows, which 8 ranks cannot share equally"
-    )
-    assert one.help.startswith("nearest that fit: ")
-    assert one.help.endswith("; of a new model, a vocabulary of 1008 fits")
-    assert [span.label for span in one.seconds] == [f"`vocab_size` is {rows}"]
-
-
-@pytest.mark.parametrize(
-    ("args", "parallel", "target"),
-    [
-        ("model: {model_type: gemma, vocab_size: 1008}", ON_TP, "Trainer"),
-        ("model: {model_type: gemma, vocab_size: 1004}", "dp_size: 8", "Trainer"),
-        ("model: {model_type: gemma, vocab_size: 1004}", ON_FSDP, "Free"),
-        ("model: {model_type: gemma, vocab_size: 1004}, head: score", ON_FSDP, "Trainer"),
-        ("model: {model_type: gemma, vocab_size: 1004, tie_word_embeddings: false}", ON_FSDP, "Trainer"),
-        ("model: {model_type: llama, vocab_size: 1004}", ON_FSDP, "Trainer"),
-        ("model: {model_type: mud, vocab_size: 1004, tie_word_embeddings: true}", ON_FSDP, "Trainer"),
-    ],
-)
-def test_other_embeddings_are_not_reported(tmp_path: Path, args: str, parallel: str, target: str) -> None:
-    assert reported(tmp_path, args, parallel, target) == []
-
-
-@pytest.mark.parametrize(
-    ("args", "message", "help"),
-    [
-        ("loss: dop", "`loss` is `dop`, which does not exist", "did you mean `dpo`?"),
-        (
-            "loss: mylosses.onw",
-            "`loss` is `mylosses.onw`, and module `mylosses` has no `onw`",
-            "did you mean `own`?",
-        ),
-        (
-            "loss: mylosse.own",
-            "`loss` is `mylosse.own`, and module `mylosse` does not exist",
-            "did you mean `mylosses`?",
-        ),
-        (
-            "schedule: {name: cosin}",
-            "`schedule.name` is `cosin`, which does not exist",
-            "did you mean `cosine`?",
-        ),
-    ],
-)
-def test_a_misspelt_name_is_an_error(tmp_path: Path, args: str, message: str, help: str) -> None:
-    (one,) = reported(tmp_path, f"model: {{}}, {args}")
-    assert (one.code, one.severity, one.message, one.help) == ("MC453", "error", message, help)
-
-
-@pytest.mark.parametrize(
-    ("args", "target"),
-    [
-        ("loss: dpo", "Trainer"),
-        ("loss: mylosses.own", "Trainer"),
-        ("loss: mylosses.second", "Trainer"),
-        ("loss: mylosses.imported", "Trainer"),
-        ("loss: trl.losses.own", "Trainer"),
-        ("loss: dop", "Own"),
-        ("schedule: {warmup: 2}", "Trainer"),
-    ],
-)
-def test_other_names_are_not_reported(tmp_path: Path, args: str, target: str) -> None:
-    assert reported(tmp_path, f"model: {{}}, {args}", target=target) == []
-
-
-@pytest.mark.parametrize(("target", "is_wrong"), [("[q_proj, down_proj]", True), ("[q_proj]", False)])
-def test_adapters_of_experts_on_ep_are_an_error(tmp_path: Path, target: str, is_wrong: bool) -> None:
-    args = f"model: {{model_type: qwen3_moe}}, lora: {{target: {target}}}"
-    found = [one for one in reported(tmp_path, args, "fsdp_size: 8, ep_size: 2") if one.severity == "error"]
-    assert [one.code for one in found] == ["MC451"] * is_wrong
-    if found:
-        message = "`lora` of `trainer` cannot adapt the experts, which ep divides over 2 ranks"
-        assert (found[0].message, found[0].help.split(",")[0]) == (
-            message,
-            "leave `down_proj` out of the targets",
+    args = f"model: {{{model}}}".replace("head: {}", "head: score")
+    found = reported(tmp_path, args, parallel, target)
+    assert [(one.code, one.severity) for one in found] == [("MC452", "error")] * bool(rows)
+    for one in found:
+        assert (
+            one.message
+            == f"the tied embedding of `trainer` has {rows} rows, which 8 ranks cannot share equally"
         )
+        assert one.help.startswith("nearest that fit: ")
+        assert one.help.endswith("; of a new model, a vocabulary of 1008 fits")
+        assert [span.label for span in one.seconds] == [f"`vocab_size` is {rows}"]
+
+
+@pytest.mark.parametrize(
+    ("args", "target", "message", "help"),
+    [
+        ("loss: dop", "Trainer", "`loss` is `dop`, which does not exist", "`dpo`"),
+        ("loss: mylosses.onw", "Trainer", "`loss` is `mylosses.onw`, and module `mylosses` has no `onw`", "`own`"),
+        ("loss: mylosse.own", "Trainer", "`loss` is `mylosse.own`, and module `mylosse` does not exist", "`mylosses`"),
+        ("schedule: {name: cosin}", "Trainer", "`schedule.name` is `cosin`, which does not exist", "`cosine`"),
+        ("loss: dpo", "Trainer", "", ""),
+        ("loss: mylosses.second", "Trainer", "", ""),
+        ("loss: mylosses.imported", "Trainer", "", ""),
+        ("loss: trl.losses.own", "Trainer", "", ""),
+        ("loss: dop", "Own", "", ""),
+        ("schedule: {warmup: 2}", "Trainer", "", ""),
+    ],
+)  # fmt: skip
+def test_names(tmp_path: Path, args: str, target: str, message: str, help: str) -> None:
+    found = reported(tmp_path, f"model: {{}}, {args}", target=target)
+    expected = [("MC453", "error", message, f"did you mean {help}?")] * bool(message)
+    assert [(one.code, one.severity, one.message, one.help) for one in found] == expected
+
+
+def test_adapters_of_experts_on_ep(tmp_path: Path) -> None:
+    found = [
+        one for one in reported(tmp_path, EXPERTS + "[q_proj, down_proj]}", ON_EP) if one.severity == "error"
+    ]
+    message = "`lora` of `trainer` cannot adapt the experts, which ep divides over 2 ranks"
+    assert [(one.code, one.message) for one in found] == [("MC451", message)]
+    assert found[0].help.startswith("leave `down_proj` out of the targets,")
+    right = reported(tmp_path, EXPERTS + "[q_proj]}", ON_EP)
+    assert not [one for one in right if one.severity == "error"]
 
 
 @pytest.mark.parametrize(
     ("args", "code"),
     [
-        ("loss: dop", "MC453"),
         ("optimizer: Adamw", "MC453"),
         ("optimizer: torch.optim.Adamw", "MC453"),
         ("schedule: {name: cosin}", "MC453"),
         ("model: {model_type: llama}, lora: {rank: 8}", "MC453"),
         ("model: {model_type: llama}, lora: {target: [q_proj, v_prj, lm_head]}", "MC453"),
         ("lora: {r: 8}", "MC451"),
-        ("model: {model_type: qwen3_moe}, lora: {target: [q_proj, down_proj]}", "MC451"),
+        (EXPERTS + "[q_proj, down_proj]}", "MC451"),
+        ("model: {model_type: llama}, loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}", ""),
     ],
-)
+)  # fmt: skip
 def test_the_arguments_of_hf_models_are_checked(tmp_path: Path, args: str, code: str) -> None:
     pytest.importorskip("transformers")
-    right = "model: {model_type: llama}, loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}"
-    for given, expected in ((args, [code]), (right, [])):
-        model = "" if "model:" in given else "model: {model_type: phi3}, "
-        (tmp_path / "recipe.yaml").write_text(
-            "groups: {train: {ranks: 2, device_type: cpu}}\n"
-            "components:\n"
-            "  model: {_target_: meshctl.hf.Model, group: train, parallel: {tp_size: 2},\n"
-            f"    args: {{{model}{given}}}}}\n"
-            "pipeline: {metrics: {call: model.update, samples: 64}}\n"
-        )
-        found = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
-        assert [one.code for one in found if one.code in ("MC451", "MC453")] == expected
+    model = "" if "model:" in args else "model: {model_type: phi3}, "
+    recipe = (
+        "groups: {train: {ranks: 2, device_type: cpu}}\n"
+        "components:\n"
+        "  model: {_target_: meshctl.hf.Model, group: train, parallel: {tp_size: 2},\n"
+        f"    args: {{{model}{args}}}}}\n"
+        "pipeline: {metrics: {call: model.update, samples: 64}}\n"
+    )
+    found = facts.reported(tmp_path, recipe, ["MC451", "MC453"])
+    assert [one.code for one in found] == [code] * bool(code)

@@ -11,8 +11,8 @@ from meshctl.data.checks import SUFFIXES
 from meshctl.data.rows import READERS
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command
-from meshctl.recipe.load import load
 from meshctl.recipe.rules import components
+from tests.recipe.rules import facts
 
 CODES = {f"MC{number}" for number in range(442, 450)}
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -22,7 +22,7 @@ def reported(
     folder: Path, args: str, kind: str = "Chat", environ: dict[str, str] | None = None
 ) -> list[Diagnostic]:
     """Returns the diagnostics about two sources with the same arguments."""
-    (folder / "recipe.yaml").write_text(
+    recipe = (
         "groups: {train: {ranks: 2, device_type: cpu}}\n"
         "components:\n"
         f"  one: {{_target_: meshctl.data.{kind}, group: train, args: {{{args}}}}}\n"
@@ -31,8 +31,7 @@ def reported(
         "  first: {call: one.next, samples: 64}\n"
         "  second: {call: other.next, samples: 64}\n"
     )
-    found = load("recipe.yaml", [], folder, environ=environ or {}).report.diagnostics
-    return [one for one in found if one.code in CODES]
+    return facts.reported(folder, recipe, CODES, environ=environ or {})
 
 
 def tokenizer(folder: Path, **config: object) -> None:
@@ -45,39 +44,31 @@ def rows(folder: Path, *given: object, name: str = "rows.jsonl") -> None:
     (folder / name).write_text("".join(json.dumps(row) + "\n" for row in given))
 
 
-# Tokenizers
-
-
-def test_a_tokenizer_without_a_template_is_an_error_of_chats_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("args", "kind", "is_wrong"),
+    [
+        ("tokenizer: bare", "Chat", True),
+        ("tokenizer: bare", "ChatStream", True),
+        ("tokenizer: some/name", "Chat", True),  # in the cache of the hub
+        ("tokenizer: bare", "Text", False),
+        ("tokenizer: whole", "Chat", False),
+        ("tokenizer: beside", "Chat", False),
+        ("tokenizer: bare, chat_template: mine.jinja", "Chat", False),
+        ('tokenizer: bare, chat_template: "${oc.env:TEMPLATE}"', "Chat", False),
+    ],
+)
+def test_chats_need_a_template(tmp_path: Path, args: str, kind: str, is_wrong: bool) -> None:
     rows(tmp_path, {**CHAT, "text": "a"})
-    tokenizer(tmp_path / "base", eos_token="</s>")
-    (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: base")
-    assert (one.code, one.severity, one.message) == (
-        "MC443",
-        "error",
-        "tokenizer `base` has no chat template",
-    )
-    assert one.primary and one.primary.line == 3
-    assert [one.code for one in reported(tmp_path, "path: rows.jsonl, tokenizer: base", "ChatStream")] == [
-        "MC443"
-    ]
-    assert reported(tmp_path, "path: rows.jsonl, tokenizer: base", "Text") == []
-
-
-@pytest.mark.parametrize("form", ["config", "jinja", "argument", "environment"])
-def test_a_template_may_be_in_several_places(tmp_path: Path, form: str) -> None:
-    rows(tmp_path, CHAT)
-    tokenizer(tmp_path / "base", **({"chat_template": "{{ messages }}"} if form == "config" else {}))
-    more = ""
-    if form == "jinja":
-        (tmp_path / "base" / "chat_template.jinja").write_text("{{ messages }}")
-    elif form == "argument":
-        (tmp_path / "mine.jinja").write_text("{{ messages }}")
-        more = ", chat_template: mine.jinja"
-    elif form == "environment":
-        more = ', chat_template: "${oc.env:TEMPLATE}"'
-    args = f"path: rows.jsonl, tokenizer: base{more}"
-    assert reported(tmp_path, args, environ={"TEMPLATE": "none.jinja"}) == []
+    tokenizer(tmp_path / "bare", eos_token="</s>")
+    tokenizer(tmp_path / "whole", chat_template="{{ messages }}")
+    tokenizer(tmp_path / "beside")
+    tokenizer(tmp_path / "home" / "hub" / "models--some--name" / "snapshots" / "abc")
+    for file in (tmp_path / "beside" / "chat_template.jinja", tmp_path / "mine.jinja"):
+        file.write_text("{{ messages }}")
+    environ = {"HF_HOME": str(tmp_path / "home"), "TEMPLATE": "none.jinja"}
+    found = reported(tmp_path, f"path: rows.jsonl, {args}", kind, environ)
+    assert [(one.code, one.severity) for one in found] == [("MC443", "error")] * is_wrong
+    assert all(one.message.endswith("` has no chat template") and facts.lines(one)[0] == 3 for one in found)
 
 
 @pytest.mark.parametrize(
@@ -102,16 +93,18 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, args: str, code: str, m
     assert one.severity == ("note" if code == "MC445" else "error")
 
 
-def test_a_tokenizer_in_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
-    rows(tmp_path, CHAT)
-    folder = tmp_path / "home" / "hub" / "models--some--name"
-    tokenizer(folder / "snapshots" / "abc")
-    environ = {"HF_HOME": str(tmp_path / "home")}
-    (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: some/name", environ=environ)
-    assert one.code == "MC443"
-
-
-# Data
+FILES = {
+    **{"rows.csv": b"a,b", "empty.jsonl": b"", "blank.jsonl": b"\n \n", "broken.jsonl": b'\n{"messages": \n'},
+    **{"list.jsonl": b"[1]\n", "latin.jsonl": b'{"a": "\xe9"}\n', "text.parquet": b"messages\n"},
+    **{
+        "other.jsonl": b'{"chat": []}\n',
+        "splits/train.jsonl": b"",
+        "splits/test.jsonl": b"",
+        "folder/x": b"",
+    },
+    **{"saved/state.json": b"{}", "data/a.jsonl": b"", "data/b.jsonl": b'{"text": "a"}\n'},
+}
+FIRST = "the first row of `{}` has no `messages`"
 
 
 @pytest.mark.parametrize(
@@ -128,28 +121,24 @@ def test_a_tokenizer_in_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
         ("list.jsonl", "MC447", "list.jsonl:1: a row is an object, not list"),
         ("latin.jsonl", "MC447", "latin.jsonl:1: byte 8 is not UTF-8"),
         ("text.parquet", "MC447", "`text.parquet` is not a parquet file"),
-        ("other.jsonl", "MC448", "the first row of `other.jsonl` has no `messages`"),
+        ("other.jsonl", "MC448", FIRST.format("other.jsonl")),
+        ("data", "MC448", FIRST.format("data")),  # whose first file has no rows
+        ("'data/*.jsonl'", "MC448", FIRST.format("data/*.jsonl")),
         ("broken.jsonl, split: test", "MC446", "`split: test` selects no file of `broken.jsonl`: no name of"),
         ("splits, split: dev", "MC446", "`split: dev` selects no file of `splits`: the names of its files"),
         ("some/chats", "MC449", "`some/chats` is not on this machine, so its columns are not checked"),
+        ("saved", "", ""),
+        ('"${oc.env:DATA}"', "", ""),
     ],
 )
-def test_data_that_cannot_be_used(tmp_path: Path, path: str, code: str, message: str) -> None:
-    for name, text in (("rows.csv", b"a,b"), ("empty.jsonl", b""), ("blank.jsonl", b"\n \n")):
-        (tmp_path / name).write_bytes(text)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "splits").mkdir()
-    for split in ("train", "test"):
-        (tmp_path / "splits" / f"{split}.jsonl").touch()
-    (tmp_path / "broken.jsonl").write_bytes(b'\n{"messages": \n')
-    (tmp_path / "list.jsonl").write_bytes(b"[1]\n")
-    (tmp_path / "latin.jsonl").write_bytes(b'{"a": "\xe9"}\n')
-    (tmp_path / "text.parquet").write_bytes(b"messages\n")
-    (tmp_path / "other.jsonl").write_bytes(b'{"chat": []}\n')
-    (one,) = reported(tmp_path, f"path: {path}, tokenizer: byte")
-    assert (one.code, one.message[: len(message)]) == (code, message)
-    assert one.severity == ("note" if code == "MC449" else "error")
-    assert one.primary and one.primary.line == 3
+def test_data(tmp_path: Path, path: str, code: str, message: str) -> None:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    found = reported(tmp_path, f"path: {path}, tokenizer: byte", environ={"DATA": "absent.jsonl"})
+    assert [(one.code, one.message[: len(message)]) for one in found] == [(code, message)] * bool(code)
+    for one in found:
+        assert one.severity == ("note" if code == "MC449" else "error") and facts.lines(one)[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -171,33 +160,12 @@ def test_the_columns_of_the_first_row(
 ) -> None:
     rows(tmp_path, row)
     found = reported(tmp_path, f"path: rows.jsonl, tokenizer: byte, {more}".rstrip(", "), kind)
-    assert [one.message for one in found] == (
-        [f"the first row of `rows.jsonl` has no {missing}"] if missing else []
-    )
-
-
-def test_patterns_and_folders_are_read_until_the_first_row(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    rows(tmp_path / "data", name="a.jsonl")
-    rows(tmp_path / "data", {"text": "a"}, name="b.jsonl")
-    for path in ("data", "data/*.jsonl"):
-        (one,) = reported(tmp_path, f"path: '{path}', tokenizer: byte")
-        assert one.message == f"the first row of `{path}` has no `messages`"
-
-
-def test_a_saved_dataset_and_an_unknown_path_are_not_read(tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "state.json").write_text("{}")
-    assert reported(tmp_path, "path: saved, tokenizer: byte") == []
-    environ = {"DATA": "absent.jsonl"}
-    assert reported(tmp_path, 'path: "${oc.env:DATA}", tokenizer: byte', environ=environ) == []
+    expected = [f"the first row of `rows.jsonl` has no {missing}"] * bool(missing)
+    assert [one.message for one in found] == expected
 
 
 def test_the_sources_declare_the_suffixes_that_they_read() -> None:
     assert tuple(READERS) == SUFFIXES
-
-
-# Extras
 
 
 def test_missing_libraries_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
