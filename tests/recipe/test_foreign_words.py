@@ -41,6 +41,18 @@ CASES = [
     ((), "data", 3, "an argument of a component, `path`"),
     ((), "finetuning_type", 3, "under `vars`"),
     (("run",), "save_steps", 3, "`run.checkpoint: {every: STEPS}`"),
+    (
+        ("components", "sampler"),
+        "remote_class",
+        "first",
+        "in a group of its own, `{ranks: 1, colocate: GROUP}`",
+    ),
+    (
+        ("components", "sampler"),
+        "execute_on",
+        "first",
+        "in a group of its own, `{ranks: 1, colocate: GROUP}`",
+    ),
     # A value in place of a mapping
     (("pipeline", "epochs"), "repeat", 3, "{times: 3, over: STAGE, size: 128}"),
     (("run",), "stop", 3, "{on: STAGE.NAME, patience: 3}"),

@@ -28,32 +28,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(2, 8)))
 def test_mutated_recipes_end_in_a_report(seed: int, folder: Path) -> None:
     chance, recipes = random.Random(seed), corpus()
-    for _ in range(examples(20, 1000)):
+    for _ in range(examples(25, 1000)):
         check(mutated(recipes, chance), folder)
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("seed", range(examples(4, 12)))
+@pytest.mark.parametrize("seed", range(examples(2, 12)))
 def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
     check(grown(random.Random(seed)), folder)
 
 
-@pytest.mark.parametrize("cut", ["", "..."])
-def test_thousands_of_secrets_take_two_seconds_at_most(cut: str, folder: Path) -> None:
-    secrets = "".join(f"token: ~{number}{cut}" for number in range(5_000))
-    check(Input(f"vars: {{x: '{secrets}'}}\n".encode()), folder)
+MILLION = "groups: {{a: {{ranks: {0}, device_type: {1}, program: r.py}}, b: {{ranks: 6, visible_devices: '2,3,4,5,6,1000000', device_type: {1}, program: r.py}}}}\n"
 
 
-@pytest.mark.parametrize("ranks", [1_000_000, 6])
-@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
-def test_a_million_devices_take_two_seconds_at_most(ranks: int, device_type: str, folder: Path) -> None:
-    program = f"device_type: {device_type}, program: recipe.yaml"
-    one = f"{{ranks: {ranks}, {program}}}"
-    other = f"{{ranks: 6, visible_devices: '2,3,4,5,6,1000000', {program}}}"
-    assert check(Input(f"groups: {{a: {one}, b: {other}}}\n".encode()), folder).readable
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(
+            "vars: {x: '" + "".join(f"token: ~{number}{cut}" for number in range(5_000)) + "'}\n"
+            for cut in ("", "...")
+        ),
+        *(MILLION.format(ranks, kind) for ranks in (1_000_000, 6) for kind in ("cuda", "cpu")),
+    ],
+    ids=["secrets", "cut secrets", "cuda", "cpu", "few cuda", "few cpu"],
+)
+def test_thousands_of_secrets_and_a_million_devices_take_two_seconds_at_most(
+    recipe: str, folder: Path
+) -> None:
+    assert check(Input(recipe.encode()), folder).readable
 
 
 def test_the_description_of_a_completion_has_no_invisible_characters(folder: Path) -> None:
@@ -61,48 +66,38 @@ def test_the_description_of_a_completion_has_no_invisible_characters(folder: Pat
     check(Input(recipe.encode(), word="+layout@co"), folder)
 
 
-@settings(
-    max_examples=examples(40, 2000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-)
-@given(recipe=st.binary(max_size=400))
-def test_any_bytes_end_in_a_report(folder: Path, recipe: bytes) -> None:
-    check(Input(recipe), folder)
-
-
+LETTERS = st.characters(exclude_categories=["Cs"])
 ARGUMENT = st.text(
     st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
     | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
     max_size=40,
 )
 """An argument of a command line, as Python decodes it: bytes that are not UTF-8 are these surrogates."""
-
-
-@settings(
-    max_examples=examples(30, 2000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-)
-@given(overrides=st.lists(ARGUMENT, max_size=3))
-def test_any_overrides_end_in_a_report(folder: Path, overrides: list[str]) -> None:
-    check(Input(CORRECT.recipe, tuple(overrides), word="".join(overrides[:1])), folder)
-
-
-@settings(
-    max_examples=examples(30, 1000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-)
-@given(
-    name=st.text(
-        st.characters(exclude_characters="\x00/", exclude_categories=["Cs"]), min_size=1, max_size=40
+NAME = st.text(st.characters(exclude_characters="\x00/", exclude_categories=["Cs"]), min_size=1, max_size=40)
+FROM_ENVIRONMENT = b'groups: {a: {ranks: "${oc.env:A}", device_type: "${oc.env:A}"}}\nname: "${oc.env:A,x}"\n'
+INPUTS = {
+    "bytes": st.builds(Input, st.binary(max_size=400)),
+    "overrides": st.builds(
+        lambda given: Input(CORRECT.recipe, tuple(given), word="".join(given[:1])),
+        st.lists(ARGUMENT, max_size=3),
     ),
-    value=st.text(st.characters(exclude_categories=["Cs"]), max_size=40),
+    "names": st.builds(
+        lambda name, value: Input(FROM_ENVIRONMENT, name=f"{name}.yaml", environ={"A": value}),
+        NAME,
+        st.text(LETTERS, max_size=40),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@settings(
+    max_examples=examples(15, 2000),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
 )
-def test_any_file_name_and_any_environment_end_in_a_report(folder: Path, name: str, value: str) -> None:
-    recipe = b'groups: {a: {ranks: "${oc.env:A}", device_type: "${oc.env:A}"}}\nname: "${oc.env:A,x}"\n'
-    check(Input(recipe, name=f"{name}.yaml", environ={"A": value}), folder)
+@given(data=st.data())
+def test_any_input_ends_in_a_report(kind: str, folder: Path, data: st.DataObject) -> None:
+    check(data.draw(INPUTS[kind]), folder)
 
 
 def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,64 +15,21 @@ from meshctl.text.redaction import (
     redact_arguments,
 )
 
-SECRET = [
-    *(
-        "token",
-        "api_key",
-        "apikey",
-        "password",
-        "passwd",
-        "passphrase",
-        "secret",
-        "credential",
-        "credentials",
-        "private_key",
-    ),
-    *("access_key", "auth", "authorization", "hf_token", "HF_TOKEN", "authToken", "wandbApiKey", "APIKey"),
-    *(
-        "AWS_SECRET_ACCESS_KEY",
-        "client_secret",
-        "db-password",
-        "api-key",
-        "api_keys",
-        "secret_key",
-        "bearer_token",
-    ),
-    *("OPENAI_API_KEY", "api_key_openai", "password_2"),
-]
-NOT_SECRET = [
-    *(
-        "max_new_tokens",
-        "tokenizer",
-        "token_count",
-        "pad_token_id",
-        "author",
-        "authority",
-        "pad_token",
-        "eos_token",
-    ),
-    *(
-        "image_token",
-        "tokens",
-        "tokens_per_step",
-        "author_name",
-        "api_key_file",
-        "password_file",
-        "token_budget",
-        "secretary",
-    ),
-    *("key", "keys", "access", "monkey", "oauth2", "next_token", "secret_name", "passing"),
-]
+SECRET = """
+    token api_key apikey password passwd passphrase secret credential credentials private_key access_key auth
+    authorization hf_token HF_TOKEN authToken wandbApiKey APIKey AWS_SECRET_ACCESS_KEY client_secret db-password
+    api-key api_keys secret_key bearer_token OPENAI_API_KEY api_key_openai password_2
+"""
+NOT_SECRET = """
+    max_new_tokens tokenizer token_count pad_token_id author authority pad_token eos_token image_token tokens
+    tokens_per_step author_name api_key_file password_file token_budget secretary key keys access monkey oauth2
+    next_token secret_name passing
+"""
 
 
-@pytest.mark.parametrize("key", SECRET)
-def test_these_keys_are_secret(key: str) -> None:
-    assert is_secret(key)
-
-
-@pytest.mark.parametrize("key", NOT_SECRET)
-def test_these_keys_are_not(key: str) -> None:
-    assert not is_secret(key)
+def test_which_keys_are_secret() -> None:
+    assert [key for key in SECRET.split() if not is_secret(key)] == []
+    assert [key for key in NOT_SECRET.split() if is_secret(key)] == []
 
 
 def test_names_that_users_choose_are_no_keys() -> None:
@@ -113,18 +70,8 @@ def test_known_texts_are_hidden_wherever_they_stand_even_cut_short() -> None:
 
 
 def test_the_arguments_of_a_program() -> None:
-    argv = [
-        "train.py",
-        "--token",
-        "abc",
-        "--api-key=a b,c}",
-        "wandb.api_key=x",
-        "--token",
-        "${oc.env:T}",
-        "--auth",
-        "--lr",
-        "3",
-    ]
+    argv = ["train.py", "--token", "abc", "--api-key=a b,c}", "wandb.api_key=x"]
+    argv += ["--token", "${oc.env:T}", "--auth", "--lr", "3"]
     shown = ("train.py", "--token", HIDDEN, f"--api-key={HIDDEN}", f"wandb.api_key={HIDDEN}")
     assert redact_arguments(argv) == (*shown, "--token", "${oc.env:T}", "--auth", "--lr", "3")
     assert command_line(["a b", "--token", "x"]) == "'a b' --token <redacted>"
@@ -139,12 +86,11 @@ def test_what_is_written_out() -> None:
     assert list(literals("a${oc.env:X}b")) == ["a", "b"]
     assert list(literals("${oc.env:X,'c d'}")) == ["c d"]
     assert not list(literals("${vars.x}"))
-    assert (
-        holds_literal([{"token": "abc"}])
-        and holds_literal([["--token", "abc"]])
-        and holds_literal({"cmd": "x --token=abc"})
-    )
-    assert holds_literal({"env": {"BROKER": "redis://me:abc@host"}}) and not holds_literal(
-        {"env": {"BROKER": "redis://host:1"}}
-    )
-    assert not holds_literal([{"token": "${oc.env:X}", "tokenizer": "abc"}, ["--lr", "3"]])
+    for value in (
+        [{"token": "abc"}],
+        [["--token", "abc"]],
+        {"cmd": "x --token=abc"},
+        {"B": "redis://me:abc@host"},
+    ):
+        assert holds_literal(value)
+    assert not holds_literal([{"token": "${oc.env:X}", "tokenizer": "abc"}, ["--lr", "3"], "redis://host:1"])

@@ -89,14 +89,8 @@ def check(one: Input, folder: Path) -> Loaded:
     with WATCH.watching():
         try:
             with _limited():
-                loaded = load(
-                    one.name,
-                    one.overrides,
-                    folder,
-                    path=(str(folder), *CODE),
-                    environ=one.environ,
-                    detect=lambda: "cpu",
-                )
+                path, detect = (str(folder), *CODE), lambda: "cpu"
+                loaded = load(one.name, one.overrides, folder, path=path, environ=one.environ, detect=detect)
             shown, drawn = "", _shown(one, loaded)
             while True:
                 with _limited():
@@ -142,9 +136,8 @@ def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
     words = ["meshctl", "validate", one.name, one.word]
     yield from answer("zsh", words, {})
     line = " ".join(words)
-    yield from answer(
-        "bash", [], {"COMP_LINE": line, "COMP_POINT": str(len(line.encode("utf-8", "surrogateescape")))}
-    )
+    point = str(len(line.encode("utf-8", "surrogateescape")))
+    yield from answer("bash", [], {"COMP_LINE": line, "COMP_POINT": point})
 
 
 def _parts(plan: Plan, drawn: Topology) -> Iterator[str]:
@@ -193,10 +186,10 @@ def warm(folder: Path) -> None:
     inputs = (CORRECT, Input(b"a: 1\n"), Input(corpus()[0], ("seed=1", "+x@vars=y"), word="run."))
     pictures = {name for one in PICTURES.values() for name in (one.whole, one.zoom, one.difference) if name}
     for name in (
-        *(f"view.reports.{name}" for name in FORMATS),
-        *(f"view.pictures.{name}" for name in sorted(pictures)),
+        *(f"reports.{name}" for name in FORMATS),
+        *(f"pictures.{name}" for name in sorted(pictures)),
     ):
-        import_module(f"meshctl.{name}")
+        import_module(f"meshctl.view.{name}")
     for one in inputs:
         with suppress(Found):
             check(one, folder)

@@ -17,11 +17,7 @@ CODE = (str(GOLDEN), str(CORRECT_RECIPES), str(ROOT / "recipes"))
 """Folders of the components of the recipes."""
 MAX_BYTES = 1 << 20
 ENVIRONMENT = {
-    "HOME": "secret-home",
-    "X": "secret-x",
-    "N": "7",
-    "KIND": "cpu",
-    "EMPTY": "",
+    **{"HOME": "secret-home", "X": "secret-x", "N": "7", "KIND": "cpu", "EMPTY": ""},
     "ODD": "\x1b[31m\u202e${X}",
 }
 PIECES = (
@@ -48,22 +44,11 @@ OVERRIDES = (
     *("a.b", "0", "null", "${seed}", " ", "()", "@", ":"),
 )
 INCLUDES = (
-    "base",
-    "./near",
-    "conf/own",
-    "layout@components.actor.parallel: own",
-    "run@run: quick",
-    "near@vars",
+    *("base", "./near", "conf/own", "layout@components.actor.parallel: own", "run@run: quick", "near@vars"),
 )
 """Entries of defaults lists."""
 NAMES = (
-    "recipe.yaml",
-    "r\u202e.yaml",
-    "a b.yml",
-    "-x.yaml",
-    "\x1b[31m.yaml",
-    "token=abc.yaml",
-    "漢.yaml",
+    *("recipe.yaml", "r\u202e.yaml", "a b.yml", "-x.yaml", "\x1b[31m.yaml", "token=abc.yaml", "漢.yaml"),
     "x" * 200 + ".yaml",
 )
 
@@ -99,15 +84,10 @@ def mutated(recipes: list[bytes], chance: random.Random) -> Input:
         entries = chance.choices(INCLUDES, k=chance.randrange(1, 5))
         listed = "".join(f"  - {entry}\n" for entry in [*entries, "_self_"])
         recipe = f"defaults:\n{listed}".encode() + recipe
+        names = ("near", "base", "conf/own", "conf/layout/own", "conf/run/quick")
         files = {
-            name: _changed(_included(chance) + chance.choice(recipes), recipes, chance)
-            for name in (
-                "near.yaml",
-                "base.yaml",
-                "conf/own.yaml",
-                "conf/layout/own.yaml",
-                "conf/run/quick.yaml",
-            )
+            f"{name}.yaml": _changed(_included(chance) + chance.choice(recipes), recipes, chance)
+            for name in names
         }
     return Input(
         recipe,
@@ -126,33 +106,18 @@ def _included(chance: random.Random) -> bytes:
 
 def grown(chance: random.Random) -> Input:
     """Returns an input of about 1 MiB in which one part is repeated."""
-    pieces = (
-        *PIECES,
-        "token: ",
-        "--token ",
-        "a: b\n",
-        "- x\n",
-        "hf_aBcDeFgHiJkLmNoPqRsTuV ",
-        "://a:b@c ",
-        "'x', ",
-        "é",
-    )
+    more = ("token: ", "--token ", "a: b\n", "- x\n", "hf_aBcDeFgHiJkLmNoPqRsTuV ", "://a:b@c ", "'x', ", "é")
+    pieces = (*PIECES, *more)
     piece = "".join(chance.choices(pieces, k=chance.choice((1, 1, 2, 3)))).replace("\x00", "")
     count = MAX_BYTES // max(1, len(piece.encode())) - 200
     numbered = "".join(f"{piece}{number}" for number in range(count // 2))[: MAX_BYTES - 10_000]
     repeated = chance.choice((piece * count, numbered))
     around = (
-        "vars: {{x: '{}'}}\n",
-        "{}",
-        "# {}\n",
-        "vars:\n  x: |\n    {}\n",
-        "groups: {{a: [{}]}}\n",
+        *("vars: {{x: '{}'}}\n", "{}", "# {}\n", "vars:\n  x: |\n    {}\n", "groups: {{a: [{}]}}\n"),
         'name: "{}"\n',
     )
-    text = (
-        chance.choice(around).format(repeated)
-        + "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
-    )
+    group = "groups: {a: {ranks: 1, device_type: cpu, program: recipe.yaml}}\n"
+    text = chance.choice(around).format(repeated) + group
     overrides = (f"+vars.y={piece}",) if chance.random() < 0.3 else ()
     word = _override(chance)[: chance.randrange(30)] if chance.random() < 0.3 else ""
     return Input(text.encode()[:MAX_BYTES], overrides, word=word)

@@ -1,4 +1,4 @@
-"""The rule about methods that return nothing."""
+"""The rules about calls: methods that return nothing, stages without data, and arguments that count calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.load import load
+from meshctl.plan.resolve import resolve
+from tests.recipe.rules import facts
 
 CLASSES = """
 import functools
@@ -85,33 +86,136 @@ def messages(
     folder: Path, source: str = "data.next", call: str = "judge.update", taken: str = "batch"
 ) -> list[str]:
     """The errors of a recipe with these methods; `taken` is the stage that the last one takes."""
-    (folder / "judging.py").write_text(CLASSES)
-    (folder / "recipe.yaml").write_text(RECIPE.format(source=source, call=call, taken=taken))
-    loaded = load("recipe.yaml", (), folder, environ={}, detect=lambda: "cpu")
-    return [f"{one.code} {one.message}" for one in loaded.report.diagnostics if one.severity == "error"]
+    found = facts.reported(folder, RECIPE.format(source=source, call=call, taken=taken), judging=CLASSES)
+    return [f"{one.code} {one.message}" for one in found if one.severity == "error"]
 
 
-@pytest.mark.parametrize("method", ["forgotten", "without_gradients", "annotated"])
-@pytest.mark.parametrize("collect", ["flatten", "mean"])
-def test_a_stage_whose_value_is_taken_returns_one(method: str, collect: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "collect", "is_wrong"),
+    [
+        *[("forgotten", collect, True) for collect in ("flatten", "mean")],
+        *[(method, "flatten", True) for method in ("without_gradients", "annotated")],
+        *[("forgotten", collect, False) for collect in ("first", "none", "last_pp")],
+        # Only a proof is reported.
+        *[
+            (name, "flatten", False)
+            for name in ("sometimes", "yields", "wrapped", "placeholder", "unfinished")
+        ],
+    ],
+)
+def test_a_stage_whose_value_is_taken_returns_one(
+    method: str, collect: str, is_wrong: bool, tmp_path: Path
+) -> None:
     call = f"judge.{method}, collect: {collect}"
-    assert messages(tmp_path, call=call, taken="scored") == [
-        f"MC524 `judge.{method}` returns nothing, but another stage takes the value of stage `scored`"
-    ]
+    message = f"MC524 `judge.{method}` returns nothing, but another stage takes the value of stage `scored`"
+    assert messages(tmp_path, call=call, taken="scored") == [message] * is_wrong
     assert messages(tmp_path, call=call) == []
-
-
-@pytest.mark.parametrize("collect", ["first", "none", "last_pp"])
-def test_modes_that_join_nothing_also_pass_on_none(collect: str, tmp_path: Path) -> None:
-    assert messages(tmp_path, call=f"judge.forgotten, collect: {collect}", taken="scored") == []
-
-
-@pytest.mark.parametrize("method", ["sometimes", "yields", "wrapped", "placeholder", "unfinished"])
-def test_only_a_proof_is_reported(method: str, tmp_path: Path) -> None:
-    assert messages(tmp_path, call=f"judge.{method}", taken="scored") == []
 
 
 @pytest.mark.parametrize("method", ["forgotten", "ends"])
 def test_a_source_returns_batches(method: str, tmp_path: Path) -> None:
     message = f"MC524 `data.{method}` returns nothing, but a source must return batches"
     assert messages(tmp_path, source=f"data.{method}") == [message]
+
+
+ENGINES = """
+from meshctl import Batch, Component, endpoint
+
+class Engine(Component):
+    @endpoint(collect="mean")
+    def wake(self): ...
+
+    @endpoint(collect="mean")
+    def load(self, batch, strict=False): ...
+
+    @endpoint(collect="mean")
+    def sleep(self, level=1): ...
+
+    @endpoint
+    def make(self) -> Batch: ...
+
+    @endpoint
+    def find(self) -> Batch | None: ...
+"""
+WITHOUT_DATA = """
+groups:
+  g: {{ranks: 2, device_type: cpu}}
+components:
+  engine: {{_target_: engines.Engine, group: g}}
+pipeline:
+  batch: {{call: engine.load, samples: 4}}
+  other: {{{stage}}}
+run: {{steps: 3}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("call: engine.wake, in: []", []),
+        ("call: engine.sleep, in: [], every: 2, after: batch", []),
+        ("call: engine.wake, in: [], when: end", []),
+        ("call: engine.load, in: []", ["MC516"]),
+        ("call: engine.make, in: []", ["MC524"]),
+        ("call: engine.find, in: []", ["MC524"]),
+        ("call: engine.wake, in: {}", ["MC102"]),
+        ("call: engine.wake, in: [], samples: 4", ["MC525"]),
+        ("call: engine.wake, in: [], dispatch: all", ["MC525"]),
+        ("call: engine.wake, in: [], execute: peer", ["MC525"]),
+        ("call: engine.wake, in: [], ends_run: true", ["MC565"]),
+        ("call: engine.wake, in: batch", ["MC516"]),
+        ("call: engine.wake", ["MC516", "MC540"]),
+    ],
+)
+def test_stages_without_data_are_checked(stage: str, expected: list[str], tmp_path: Path) -> None:
+    loaded = facts.loaded(tmp_path, WITHOUT_DATA.format(stage=stage), engines=ENGINES)
+    found = [one.code for one in loaded.report.diagnostics if one.code != "MC539"]
+    assert sorted(found) == expected, loaded.report.diagnostics
+    if not expected:
+        plan = resolve(loaded.recipe, {})
+        assert plan.stage("other").is_without_data and not plan.stage("other").is_source
+        assert [route.name for route in plan.routes] == []
+
+
+COUNTED = """
+groups: {{g: {{ranks: 1, device_type: cpu}}}}
+components:
+  data: {{_target_: judging.Data, group: g}}
+  trainer: {{_target_: meshctl.hf.Model, group: g, args: {{model: {{model_type: llama}}, schedule: {{{schedule}}}}}}}
+pipeline:
+  batch: {{call: data.next, samples: 4}}
+  first: {stage}
+  exam: {{call: trainer.evaluate, in: batch}}
+run: {{{run}}}
+"""
+EVERY_STEP = "{call: trainer.update, in: batch}"
+OTHER = "{call: trainer.update, in: batch, every: 2}"
+BOTH = f"{EVERY_STEP}\n  second: {OTHER}"
+BLOCK = "{repeat: {times: 3, over: batch, size: 2}, stages: {a: {call: trainer.update, in: batch}}}"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stage", "run", "found"),
+    [
+        ("warmup: 11", EVERY_STEP, "steps: 10", "MC581 `schedule.warmup` is 11, but the run calls `trainer.update` 10 times"),
+        ("warmup: 10", EVERY_STEP, "steps: 10", ""),
+        ("warmup: 6", OTHER, "steps: 10", "MC581 `schedule.warmup` is 6, but the run calls `trainer.update` 5 times"),
+        ("warmup: 5", OTHER, "steps: 10", ""),
+        ("warmup: 16", BOTH, "steps: 10", "MC581 `schedule.warmup` is 16, but the run calls `trainer.update` 15 times"),
+        ("warmup: 15", BOTH, "steps: 10", ""),
+        ("warmup: 11", EVERY_STEP, "epochs: 1", ""),
+        ("warmup: 11", "{call: trainer.evaluate, in: batch}", "steps: 10", ""),
+        ("warmup: 11", "{call: trainer.update, in: batch, when: end}", "steps: 10", ""),
+        ("warmup: 11", BLOCK, "steps: 10", ""),
+        ('warmup: "${oc.env:WARMUP,99}"', EVERY_STEP, "steps: 10", ""),
+        ("warmup: 1, steps: 9", EVERY_STEP, "steps: 10", "MC474 `schedule.steps` is 9, but the run calls `trainer.update` 10 times"),
+        ("warmup: 1, steps: 10", EVERY_STEP, "steps: 10", ""),
+    ],
+)  # fmt: skip
+def test_the_run_has_as_many_calls_as_an_argument_counts(
+    schedule: str, stage: str, run: str, found: str, tmp_path: Path
+) -> None:
+    recipe = COUNTED.format(schedule=schedule, stage=stage, run=run)
+    reported = facts.reported(tmp_path, recipe, ["MC474", "MC581"], judging=CLASSES)
+    assert [f"{one.code} {one.message}" for one in reported] == [found] * bool(found)
+    assert all(one.severity == "warning" and facts.lines(one)[0] == 5 for one in reported)

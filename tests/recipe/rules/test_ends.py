@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from meshctl.recipe.load import load
+from tests.recipe.rules import facts
 
 CLASSES = """
 from meshctl import Batch, Component, endpoint
@@ -31,21 +30,19 @@ class Counted(Always):
 
 def codes(folder: Path, sources: dict[str, str], run: str = "{}") -> dict[str, str]:
     """Code -> message. `sources` maps stages, named by the class of their source, to more keys."""
-    (folder / "data.py").write_text(CLASSES)
-    components = "".join(f"  {name}: {{_target_: data.{name}, group: g}}\n" for name in sources)
+    (folder / "rows.jsonl").write_text('{"a": 1}\n')
+    components = "".join(
+        f"  {name}: {{_target_: meshctl.components.{name}, group: g, args: {{path: rows.jsonl}}}}\n"
+        if name in ("Cycle", "Rows")
+        else f"  {name}: {{_target_: data.{name}, group: g}}\n"
+        for name in sources
+    )
     stages = "".join(
         f"  s_{name}: {{call: {name}.next, samples: 4{more}}}\n" for name, more in sources.items()
     )
-    (folder / "recipe.yaml").write_text(
-        f"groups:\n  g: {{ranks: 1, device_type: cpu}}\ncomponents:\n{components}pipeline:\n{stages}run: {run}\n"
-    )
-    return ends_of(folder)
-
-
-def ends_of(folder: Path) -> dict[str, str]:
-    loaded = load("recipe.yaml", (), folder, environ={}, detect=lambda: "cpu")
-    subject = {"MC546", "MC547", "MC564", "MC565", "MC566"}
-    return {one.code: one.message for one in loaded.report.diagnostics if one.code in subject}
+    recipe = f"groups:\n  g: {{ranks: 1, device_type: cpu}}\ncomponents:\n{components}pipeline:\n{stages}run: {run}\n"
+    found = facts.reported(folder, recipe, ("MC546", "MC547", "MC564", "MC565", "MC566"), data=CLASSES)
+    return {one.code: one.message for one in found}
 
 
 @pytest.mark.parametrize(
@@ -66,6 +63,8 @@ def ends_of(folder: Path) -> dict[str, str]:
         ({"Always": ""}, "{steps: 0}", ["MC546"]),
         ({"Counted": "", "Always": ", when: start, ends_run: true"}, "{}", ["MC565"]),
         ({"Counted": "", "Always": ", when: start"}, "{}", []),
+        ({"Cycle": ""}, "{}", ["MC546"]),  # a source that repeats its file
+        ({"Rows": ""}, "{}", []),
     ],
 )
 def test_what_ends_a_run_is_checked(
@@ -74,26 +73,12 @@ def test_what_ends_a_run_is_checked(
     assert sorted(codes(tmp_path, sources, run)) == expected
 
 
-def test_a_run_of_zero_steps_without_an_end_has_one_warning(tmp_path: Path) -> None:
+def test_messages_name_the_sources(tmp_path: Path) -> None:
     assert codes(tmp_path, {"Always": ""}, "{steps: 0}")["MC546"] == (
         "nothing ends this run except Ctrl-C: `steps: 0` sets no limit, and `s_Always` always returns a Batch "
         "and has no `__len__`"
     )
-
-
-def test_the_note_names_the_sources(tmp_path: Path) -> None:
-    sources: dict[str, Any] = {"Counted": "", "Sometimes": ", every: 5", "Unsaid": ", every: 5"}
+    sources = {"Counted": "", "Sometimes": ", every: 5", "Unsaid": ", every: 5"}
     assert codes(tmp_path, sources)["MC564"] == (
         "`s_Counted` ends the run with its data, but `s_Sometimes` and `s_Unsaid` do not"
     )
-
-
-@pytest.mark.parametrize(("source", "expected"), [("Cycle", ["MC546"]), ("Rows", [])])
-def test_a_source_that_repeats_its_file_never_ends(tmp_path: Path, source: str, expected: list[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-    target = f"_target_: meshctl.components.{source}, group: g, args: {{path: rows.jsonl}}"
-    (tmp_path / "recipe.yaml").write_text(
-        f"groups: {{g: {{ranks: 1, device_type: cpu}}}}\ncomponents:\n  rows: {{{target}}}\n"
-        "pipeline:\n  batch: {call: rows.next, samples: 4}\n"
-    )
-    assert sorted(ends_of(tmp_path)) == expected

@@ -14,13 +14,12 @@ from meshctl.recipe.load import load
 from tests.paths import LAUNCHED as HERE
 
 
-def recipe_of(ranks: dict[str, int], stages: dict[str, Any], **layout: int) -> dict[str, Any]:
+def recipe_of(ranks: dict[str, int], stages: dict[str, Any]) -> dict[str, Any]:
     """Returns a recipe with a source in group `a` and a worker in each group."""
     groups = {name: {"ranks": count, "device_type": "cpu"} for name, count in ranks.items()}
     components: dict[str, Any] = {"source": {"_target_": "pieces.Source", "group": "a"}}
     for name in groups:
         components[name] = {"_target_": "pieces.Worker", "group": name}
-    components["b"]["parallel"] = layout
     pipeline = {"s0": {"call": "source.next", "samples": 9}, **stages}
     return {"groups": groups, "components": components, "pipeline": pipeline, "run": {"steps": 1}}
 
@@ -33,16 +32,13 @@ def found_in(recipe: dict[str, Any], folder: Path, code: str) -> list[Diagnostic
 
 
 def take(source: str, call: str = "b.take", **more: Any) -> dict[str, Any]:
-    """Returns a stage that changes no numbers of samples, unless it states `samples`."""
+    """Returns a stage that changes no numbers of samples."""
     return {"call": call, "in": source, "dispatch": {"allow_empty": True}, "samples": 9, **more}
 
 
-def pair(one: str, other: str, call: str = "b.pair") -> dict[str, Any]:
-    stage = take("", call, execute="peer", samples=0)
-    return {
-        **{key: stage[key] for key in ("call", "dispatch", "execute")},
-        "in": {"one": one, "other": other},
-    }
+def pair(one: str, other: str, execute: str = "peer") -> dict[str, Any]:
+    inputs = {"one": one, "other": other}
+    return {"call": "b.pair", "in": inputs, "dispatch": {"allow_empty": True}, "execute": execute}
 
 
 PEER = {"execute": "peer"}
@@ -57,7 +53,7 @@ BALANCED = {"dispatch": {"allow_empty": True, "balance": "tokens"}}
         ({"s1": take("s0"), "s2": take("s0", **BALANCED), "s3": pair("s1", "s2")}, True),
         ({"s1": take("s0"), "s2": take("s0"), "s3": pair("s1", "s2")}, False),
         ({"s1": take("s0", **BALANCED), "s2": take("s0", **BALANCED), "s3": pair("s1", "s2")}, False),
-        ({"s1": take("s0"), "s2": take("s0", **PEER), "s3": {**pair("s1", "s2"), "execute": "all"}}, False),
+        ({"s1": take("s0"), "s2": take("s0", **PEER), "s3": pair("s1", "s2", "all")}, False),
     ],
 )
 def test_peers_by_different_ways_are_warned_of(

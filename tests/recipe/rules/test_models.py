@@ -7,7 +7,6 @@ import itertools
 import re
 from math import prod
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.load import load
 from meshctl.recipe.rules import Facts, meshes, models, rules_of
 from tests.examples import examples
 from tests.recipe.rules.facts import facts_of
+from tests.recipe.rules.facts import reported as reported_in
 
 DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 EXPERT_DIMS = ("ep", "etp", "ep_fsdp")
@@ -187,7 +186,7 @@ def others() -> st.SearchStrategy[Sizes]:
     return st.fixed_dictionaries({}, optional=some)
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(30, 200))
 @given(cases())
 def test_what_is_refused_is_what_does_not_come_out_even(case: Some) -> None:
     ranks, parallel, given, _ = case
@@ -265,7 +264,7 @@ def model_of(case: Case, one: Diagnostic) -> Sizes:
     return case.given[int(re.findall(r"`c(\d)`", one.message)[0])]
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(30, 200))
 @given(cases())
 def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
@@ -288,7 +287,7 @@ def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) ->
         ), text
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(30, 200))
 @given(cases())
 def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
@@ -315,7 +314,7 @@ def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> 
             )
 
 
-@settings(max_examples=examples(50, 200))
+@settings(max_examples=examples(30, 200))
 @given(cases())
 def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
@@ -335,7 +334,6 @@ def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: S
 
 # Models that a class names
 
-
 DECLARING = """
     from meshctl import Component, endpoint
     class Base(Component):
@@ -347,74 +345,85 @@ DECLARING = """
     class Nested(Base):
         MODEL = "args.actor.path"
         def __init__(self, actor: dict) -> None: ...
-    class Other(Base):
-        MODEL = "args.absent"
     class Changed(Base):
         MODEL = ("args.model", "args.config")
         def __init__(self, model: object, config: dict | None = None) -> None: ...
 """
+FILES = {
+    "llama/config.json": '{"num_attention_heads": 6, "num_hidden_layers": 4}',
+    "broken/config.json": "{",
+    "empty/x": "",
+}
+ELSE = "{model: someone/else}"
 
 
-def codes_of(
+def of_config(
     folder: Path, target: str, args: str, more: str = "", environ: dict[str, str] | None = None
-) -> list[str]:
-    (folder / "mine.py").write_text(dedent(DECLARING))
-    (folder / "llama").mkdir(exist_ok=True)
-    (folder / "llama" / "config.json").write_text('{"num_attention_heads": 6, "num_hidden_layers": 4}')
-    (folder / "empty").mkdir(exist_ok=True)
-    (folder / "broken").mkdir(exist_ok=True)
-    (folder / "broken" / "config.json").write_text("{")
-    (folder / "recipe.yaml").write_text(
+) -> list[Diagnostic]:
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    recipe = (
         "groups: {train: {ranks: 8, device_type: cpu}}\n"
         "components:\n"
-        f"  trainer: {{_target_: {target}, group: train, parallel: {{tp_size: 4}}, args: {args}{more}}}\n"
-        "pipeline: {metrics: {call: trainer.step, samples: 64}}\n"
+        f"  trainer: {{_target_: mine.{target}, group: train, parallel: {{tp_size: 4}}, args: {args}{more}}}\n"
+        f"  other: {{_target_: mine.{target}, group: train, parallel: trainer, args: {args}{more}}}\n"
+        "pipeline: {metrics: {call: trainer.step, samples: 64}, others: {call: other.step, samples: 64}}\n"
     )
-    loaded = load("recipe.yaml", [], folder, environ=environ or {})
-    return [one.code for one in loaded.report.diagnostics]
+    return reported_in(folder, recipe, environ=environ or {}, mine=DECLARING)
+
+
+def codes_of(*given: Any, **environ: str) -> list[str]:
+    """Returns the codes of two components with the same model, each once."""
+    return sorted({one.code for one in of_config(*given, environ=environ)})
 
 
 @pytest.mark.parametrize(
     ("target", "args", "codes"),
     [
-        ("mine.Base", "{model: llama}", ["MC431"]),
-        ("mine.Trainer", "{model: llama/config.json}", ["MC431"]),
-        ("mine.Nested", "{actor: {path: llama}}", ["MC431"]),
-        ("mine.Nested", "{actor: {}}", []),
-        ("mine.Base", "{}", []),
-        ("mine.Base", "{model: someone/some-model-7b}", ["MC438"]),
-        ("mine.Base", "{model: gpt2}", ["MC438"]),
-        ("mine.Base", "{model: /absent/llama}", ["MC438"]),
-        ("mine.Base", "{model: absent/config.json}", ["MC438"]),
-        ("mine.Base", "{model: empty}", []),
-        ("mine.Base", "{model: mine.py}", []),
-        ("mine.Base", "{model: broken}", ["MC430"]),
-        ("mine.Base", '{model: "${oc.env:WHERE}"}', []),
-        ("mine.Changed", "{model: {model_type: llama, num_attention_heads: 6}}", ["MC431"]),
-        ("mine.Changed", "{model: {model_type: llama, num_attention_heads: 8}}", []),
-        ("mine.Changed", "{model: {}}", []),
-        ("mine.Changed", "{model: {num_attention_heads: six}}", []),
-        ("mine.Changed", "{model: llama, config: {num_attention_heads: 8}}", []),
-        ("mine.Changed", "{model: llama, config: {num_hidden_layers: 2}}", ["MC431"]),
-        ("mine.Changed", '{model: llama, config: {num_attention_heads: "${oc.env:WHERE}"}}', []),
-        ("mine.Changed", "{model: someone/else, config: {num_attention_heads: 6}}", ["MC431", "MC438"]),
+        ("Base", "{model: llama}", ["MC431"]),
+        ("Trainer", "{model: llama/config.json}", ["MC431"]),
+        ("Nested", "{actor: {path: llama}}", ["MC431"]),
+        ("Nested", "{actor: {}}", []),
+        ("Base", "{}", []),
+        ("Base", "{model: someone/some-model-7b}", ["MC438"]),
+        ("Base", "{model: gpt2}", ["MC438"]),
+        ("Base", "{model: /absent/llama}", ["MC438"]),
+        ("Base", "{model: absent/config.json}", ["MC438"]),
+        ("Base", "{model: empty}", []),
+        ("Base", "{model: mine.py}", []),
+        ("Base", "{model: broken}", ["MC430"]),
+        ("Base", '{model: "${oc.env:WHERE}"}', []),
+        ("Changed", "{model: {model_type: llama, num_attention_heads: 6}}", ["MC431"]),
+        ("Changed", "{model: {model_type: llama, num_attention_heads: 8}}", []),
+        ("Changed", "{model: {}}", []),
+        ("Changed", "{model: {num_attention_heads: six}}", []),
+        ("Changed", "{model: llama, config: {num_attention_heads: 8}}", []),
+        ("Changed", "{model: llama, config: {num_hidden_layers: 2}}", ["MC431"]),
+        ("Changed", '{model: llama, config: {num_attention_heads: "${oc.env:WHERE}"}}', []),
+        ("Changed", "{model: someone/else, config: {num_attention_heads: 6}}", ["MC431", "MC438"]),
+        # What the recipe states of a model counts before what the class names.
+        ("Base", "{model: llama}, model: {num_heads: 8}", []),
+        ("Base", "{model: someone/else}, model: llama", ["MC431"]),
+        ("Base", "{model: someone/else}, model: {num_heads: 8}", []),
     ],
 )
 def test_the_config_that_a_class_names_is_compared_with_the_layout(
     tmp_path: Path, target: str, args: str, codes: list[str]
 ) -> None:
-    assert codes_of(tmp_path, target, args, environ={"WHERE": "llama"}) == codes
+    assert codes_of(tmp_path, target, args, WHERE="llama") == codes
 
 
-def test_what_the_recipe_states_of_a_model_counts_before_what_the_class_names(tmp_path: Path) -> None:
-    assert codes_of(tmp_path, "mine.Base", "{model: llama}", ", model: {num_heads: 8}") == []
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", ", model: llama") == ["MC431"]
+def test_a_note_about_a_model_that_is_not_here_is_not_repeated(tmp_path: Path) -> None:
+    (one,) = of_config(tmp_path, "Base", ELSE)
+    assert (one.code, one.severity) == ("MC438", "note")
+    assert one.message.startswith("`someone/else` is neither a local folder nor in the cache of the hub")
 
 
-def write_cached(hub: Path, name: str, commit: str, config: str, *, is_latest: bool = False) -> None:
-    folder = hub / f"models--{name.replace('/', '--')}"
+def write_cached(hub: Path, commit: str, heads: int, *, is_latest: bool = False) -> None:
+    folder = hub / "models--someone--else"
     (folder / "snapshots" / commit).mkdir(parents=True)
-    (folder / "snapshots" / commit / "config.json").write_text(config)
+    (folder / "snapshots" / commit / "config.json").write_text(f'{{\n  "num_attention_heads": {heads}\n}}')
     if is_latest:
         (folder / "refs").mkdir()
         (folder / "refs" / "main").write_text(commit)
@@ -433,45 +442,58 @@ def write_cached(hub: Path, name: str, commit: str, config: str, *, is_latest: b
 def test_a_model_of_the_hub_is_read_from_the_local_cache(
     tmp_path: Path, environ: dict[str, str], hub: str
 ) -> None:
-    write_cached(tmp_path / hub, "someone/else", "abc", '{"num_attention_heads": 6}')
+    write_cached(tmp_path / hub, "abc", 6)
     here = {name: text.format(tmp_path) for name, text in environ.items()}
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=here) == ["MC431"]
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/other}", environ=here) == ["MC438"]
+    (one,) = of_config(tmp_path, "Base", ELSE, environ=here)
+    places = [(span.file, span.line, span.column) for span in one.seconds]
+    assert one.code == "MC431" and places == [("someone/else/config.json", 2, 26)]
+    assert codes_of(tmp_path, "Base", "{model: someone/other}", **here) == ["MC438"]
 
 
 def test_the_latest_download_is_read(tmp_path: Path) -> None:
-    write_cached(tmp_path, "someone/else", "aaa", '{"num_attention_heads": 8}')
-    write_cached(tmp_path, "someone/else", "bbb", '{"num_attention_heads": 6}', is_latest=True)
-    write_cached(tmp_path, "someone/else", "ccc", '{"num_attention_heads": 8}')
-    environ = {"HF_HUB_CACHE": str(tmp_path)}
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=environ) == ["MC431"]
+    write_cached(tmp_path, "aaa", 8)
+    write_cached(tmp_path, "bbb", 6, is_latest=True)
+    write_cached(tmp_path, "ccc", 8)
+    assert codes_of(tmp_path, "Base", ELSE, HF_HUB_CACHE=str(tmp_path)) == ["MC431"]
     (tmp_path / "models--someone--else" / "refs" / "main").write_text("../../secret")
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", environ=environ) == []
+    assert codes_of(tmp_path, "Base", ELSE, HF_HUB_CACHE=str(tmp_path)) == []
 
 
-def test_a_report_shows_the_place_in_the_cached_config_by_the_name_of_the_model(tmp_path: Path) -> None:
-    write_cached(tmp_path, "someone/else", "abc", '{\n  "num_attention_heads": 6\n}')
-    environ = {"HF_HUB_CACHE": str(tmp_path)}
-    codes_of(tmp_path, "mine.Base", "{model: someone/else}")
-    (one,) = load("recipe.yaml", [], tmp_path, environ=environ).report.diagnostics
-    assert [(span.file, span.line, span.column) for span in one.seconds] == [
-        ("someone/else/config.json", 2, 26)
-    ]
+# Heads that share kv heads
 
 
-def test_a_note_about_a_model_that_is_not_here_is_not_repeated(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(dedent(DECLARING))
-    (tmp_path / "recipe.yaml").write_text(
-        "groups: {train: {ranks: 8, device_type: cpu}}\n"
+def test_kv_heads_divide_the_heads() -> None:
+    for heads, kv_heads in itertools.product(range(1, 13), range(1, 9)):
+        facts = facts_of(recipe_of(1, {}, [{"num_heads": heads, "num_kv_heads": kv_heads}]))
+        found = [one for one in models.heads_share_kv_heads(facts) if one.code == "MC466"]
+        assert bool(found) == (heads % kv_heads != 0)
+        for one in found:
+            nearest = int(one.help.partition("nearest that fit: ")[2].split(",")[0])
+            others = [size for size in range(1, heads + 1) if heads % size == 0]
+            assert nearest in others and abs(nearest - kv_heads) == min(
+                abs(size - kv_heads) for size in others
+            )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("num_attention_heads: 6, num_key_value_heads: 4", "`trainer` has 6 heads for 4 kv heads"),
+        ("num_attention_heads: 4", "`trainer` has 4 heads for 32 kv heads, the default of `qwen2`"),
+        ("num_attention_heads: 4, num_key_value_heads: 2", None),
+        ("num_attention_heads: 4, num_key_value_heads: null", None),
+        ("num_attention_heads: 64", None),
+    ],
+)
+def test_kv_heads_of_a_config_are_known_also_by_default(
+    config: str, message: str | None, tmp_path: Path
+) -> None:
+    recipe = (
+        "groups: {g: {ranks: 1, device_type: cpu}}\n"
         "components:\n"
-        "  a: {_target_: mine.Base, group: train, args: {model: someone/else}}\n"
-        "  b: {_target_: mine.Base, group: train, args: {model: someone/else}}\n"
-        "pipeline: {x: {call: a.step, samples: 64}, y: {call: b.step, samples: 64}}\n"
+        "  trainer:\n    _target_: meshctl.hf.Model\n    group: g\n"
+        f"    args: {{model: {{model_type: qwen2, {config}}}}}\n"
+        "pipeline: {metrics: {call: trainer.update, samples: 4}}\n"
     )
-    (one,) = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
-    assert (one.code, one.severity) == ("MC438", "note")
-    assert one.message.startswith("`someone/else` is neither a local folder nor in the cache of the hub")
-
-
-def test_sizes_that_the_recipe_states_need_no_config(tmp_path: Path) -> None:
-    assert codes_of(tmp_path, "mine.Base", "{model: someone/else}", ", model: {num_heads: 8}") == []
+    found = reported_in(tmp_path, recipe, ["MC466"])
+    assert [one.message for one in found] == ([message] if message else [])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.recipe.load import load
+from tests.recipe.rules import facts
 
 PARTS = """\
 from meshctl import Batch, Component, endpoint
@@ -71,14 +71,14 @@ OTHER = ACTOR.replace("a/b", "c/d")
 
 def found(folder: Path, *changes: tuple[str, str]) -> list[str]:
     """Returns the code, the severity and the line of each report about a changed recipe."""
-    (folder / "parts.py").write_text(PARTS)
     recipe = RECIPE
     for old, new in changes:
         assert old in recipe
         recipe = recipe.replace(old, new)
-    (folder / "recipe.yaml").write_text(recipe)
-    report = load("recipe.yaml", [], folder, environ={}).report.diagnostics
-    return [f"{one.code} {one.severity} {one.primary.line if one.primary else 0}" for one in report]
+    return [
+        f"{one.code} {one.severity} {facts.lines(one)[0]}"
+        for one in facts.reported(folder, recipe, parts=PARTS)
+    ]
 
 
 @pytest.mark.parametrize(
