@@ -29,7 +29,7 @@ from meshctl.network.addresses import address_towards, split
 from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
 from meshctl.network.name_lookups import with_short_lookups
 from meshctl.plan.model import Group, Plan
-from meshctl.plan.views.ways import is_direct
+from meshctl.plan.views.distances import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
 from meshctl.runtime.checks import first_tag
 from meshctl.runtime.collectives.collective import RUNNING

@@ -17,7 +17,7 @@ from meshctl.cli.load import plan_of
 from meshctl.engines.engine import engine_named
 from meshctl.engines.node.visible_devices import hardware_names, numbers_on_node
 from meshctl.plan.model import Plan
-from meshctl.plan.views.ways import ways
+from meshctl.plan.views.distances import distances
 from meshctl.run.directory import Start
 from tests.cli.commands import MAIN
 from tests.runtime.devices.standin import gpus
@@ -74,7 +74,7 @@ def test_the_runs_use_every_way_between_workers() -> None:
     used = set[str]()
     for _, overrides in path_runs(["0", "1"]):
         plan = plan_of(str(RECIPE), overrides).plan
-        used |= {way for route in plan.routes for way in ways(plan, route)}
+        used |= {each for route in plan.routes for each in distances(plan, route)}
     assert used >= {"node", "nodes", "device", "devices"}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import product
 
 from meshctl.plan.model import Plan
-from meshctl.plan.views.ways import carries_samples
+from meshctl.plan.views.distances import carries_samples
 from meshctl.topology.mesh import even_split
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import SampleTable

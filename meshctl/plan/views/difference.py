@@ -88,12 +88,16 @@ def difference(before: Topology, after: Topology) -> Difference:
     both = before, after
     changes = [
         *_compared("job", {"": _of_job(before)}, {"": _of_job(after)}),
-        *_compared("groups", *map(_of_groups, both)),
-        *_compared("components", *map(_of_components, both)),
+        *_compared("groups", *({one.name: _of_group(one) for one in each.groups} for each in both)),
+        *_compared(
+            "components", *({one.name: _of_component(one) for one in each.components} for each in both)
+        ),
         *_compared("stages", _of_stages(before, after), _of_stages(after, before)),
-        *_compared("routes", *map(_of_routes, both)),
-        *_compared("weights", *map(_of_weights, both)),
-        *_compared("memory", *map(_of_memory, both)),
+        *_compared("routes", *(_of_routes(each, "data") for each in both)),
+        *_compared("weights", *(_of_routes(each, "weights") for each in both)),
+        *_compared(
+            "memory", *({one.component: _of_bytes(one) for one in each.memory.components} for each in both)
+        ),
         *_compared("device memory", *map(_of_devices, both)),
         *_warnings(before, after),
     ]
@@ -142,12 +146,12 @@ def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
     for what, dim in dict.fromkeys((*before, *after)):
         old, new = before.get((what, dim)), after.get((what, dim))
         is_gone = what == "reach" and new is None
-        if old != new and not is_gone and not (what in BYTES and _is_about_equal(old, new)):
+        if what in BYTES and isinstance(old, int) and isinstance(new, int):
+            is_equal = size(old) == size(new)
+        else:
+            is_equal = old == new
+        if not (is_equal or is_gone):
             yield Fact(what, old, new, dim)
-
-
-def _is_about_equal(old: Value, new: Value) -> bool:
-    return isinstance(old, int) and isinstance(new, int) and size(old) == size(new)
 
 
 # Facts
@@ -178,10 +182,6 @@ def _of_job(topology: Topology) -> Facts:
     return _facts(topology, "workers", nodes=cluster.nodes, **pools, **per_node, idle_devices=idle)
 
 
-def _of_groups(topology: Topology) -> dict[str, Facts]:
-    return {group.name: _of_group(group) for group in topology.groups}
-
-
 def _of_group(group: PlacedGroup) -> Facts:
     return _facts(
         group,
@@ -205,10 +205,6 @@ def place(node_runs: Sequence[NodeRun]) -> str:
     if len(node_runs) > MAX_NODE_RUNS:
         words.append(f"{len(node_runs) - MAX_NODE_RUNS} more")
     return ", ".join(words)
-
-
-def _of_components(topology: Topology) -> dict[str, Facts]:
-    return {component.name: _of_component(component) for component in topology.components}
 
 
 def _of_component(component: PlacedComponent) -> Facts:
@@ -252,40 +248,26 @@ def _of_stage(stage: PlacedStage, order: int, repeated: str) -> Facts:
     }
 
 
-def _of_routes(topology: Topology) -> dict[str, Facts]:
-    """Returns the facts of the data routes, without the number of samples, which is a fact of the stage."""
-    return {
-        route.name: {
-            **_ends(route),
-            **_facts(route, "shares collect", dispatch=route.dispatch.mode),
-            **_facts(route.dispatch, "balance home allow_empty split_groups equal_counts"),
-            **_facts(route, "", bytes_a_step=route.bytes, over=" ".join(route.ways)),
-        }
-        for route in topology.routes
-        if route.kind == "data"
-    }
-
-
-def _of_weights(topology: Topology) -> dict[str, Facts]:
+def _of_routes(topology: Topology, kind: str) -> dict[str, Facts]:
+    """Returns the facts of the routes of a kind. The number of samples is a fact of the stage."""
     layouts = {component.name: component.layout for component in topology.components}
+    return {route.name: _of_route(route, layouts) for route in topology.routes if route.kind == kind}
+
+
+def _of_route(route: Flow, layouts: Mapping[str, str]) -> Facts:
+    ranks = route.producers, route.consumers
+    ends: dict[str, Value] = {"from": route.producer, "to": route.consumer, "ranks": ranks}
+    moved: dict[str, Value] = {"bytes_a_step": route.bytes, "over": " ".join(route.distances)}
+    if route.kind == "weights":
+        for end, name in (("producer", route.producer), ("consumer", route.consumer)):
+            ends[f"layout_of_the_{end}"] = layouts[name]
+        return {**_facts(route, "", **ends), **_facts(route, "slots", **moved)}
     return {
-        route.name: {
-            **_ends(route),
-            **_facts(
-                route,
-                "",
-                layout_of_the_producer=layouts[route.producer],
-                layout_of_the_consumer=layouts[route.consumer],
-            ),
-            **_facts(route, "slots", bytes_a_step=route.bytes, over=" ".join(route.ways)),
-        }
-        for route in topology.routes
-        if route.kind == "weights"
+        **_facts(route, "", **ends),
+        **_facts(route, "shares collect", dispatch=route.dispatch.mode),
+        **_facts(route.dispatch, "balance home allow_empty split_groups equal_counts"),
+        **_facts(route, "", **moved),
     }
-
-
-def _of_memory(topology: Topology) -> dict[str, Facts]:
-    return {one.component: _of_bytes(one) for one in topology.memory.components}
 
 
 def _of_bytes(one: ComponentMemory) -> Facts:
@@ -303,12 +285,6 @@ def _of_devices(topology: Topology) -> dict[str, Facts]:
         for one in topology.memory.devices
         if len(one.components) > 1 or one.device_memory
     }
-
-
-def _ends(route: Flow) -> Facts:
-    ranks = route.producers, route.consumers
-    ends: dict[str, Value] = {"from": route.producer, "to": route.consumer, "ranks": ranks}
-    return _facts(route, "", **ends)
 
 
 def _warnings(before: Topology, after: Topology) -> Iterator[Change]:

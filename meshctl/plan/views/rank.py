@@ -16,8 +16,8 @@ from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Component, Plan, Stage, Worker
+from meshctl.plan.views.distances import Distance, carries_samples, distance, ends_of, even_flow, user_mode
 from meshctl.plan.views.topology import FORMAT, PlacedComponent, Topology, ZoomError
-from meshctl.plan.views.ways import Over, carries_samples, ends_of, even_flow, over, user_mode
 from meshctl.text.english import did_you_mean
 from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split
@@ -110,9 +110,9 @@ class Exchange:
     ranks: Ranks
     samples: tuple[int, int] | None
     """[start, stop) in sample order; None if no samples move, or if they are unknown."""
-    over: Over
+    over: Distance
     """The distance to the farthest of the ranks."""
-    ways: tuple[Over, ...]
+    distances: tuple[Distance, ...]
     """All different distances to the listed ranks, the nearest first."""
 
 
@@ -382,9 +382,9 @@ _Portion = tuple[Ranks, tuple[int, int] | None]
 def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Sequence[_Portion]) -> RankRoute:
     """Returns one end of a route with its exchanges."""
     own, other = ends_of(plan, route) if is_producer else reversed(ends_of(plan, route))
-    distances = [_ways(plan, own.group, rank, other.group, ranks) for ranks, _ in portions]
+    found = [_distances(plan, own.group, rank, other.group, ranks) for ranks, _ in portions]
     exchanges = tuple(
-        Exchange(*portion, ways[-1], ways) for portion, ways in zip(portions, distances, strict=True)
+        Exchange(*portion, each[-1], each) for portion, each in zip(portions, found, strict=True)
     )
     return RankRoute(
         route=route.name,
@@ -448,13 +448,13 @@ def _with_unknown_samples(plan: Plan, route: Route, flow: EvenFlow, end: RankRou
     return replace(end, total=flow.total, some=some, note=_unknown(route, flow))
 
 
-def _ways(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> tuple[Over, ...]:
+def _distances(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> tuple[Distance, ...]:
     """Returns the distances from a rank to the listed ranks of the group `other`, the nearest first."""
     listed = {(other, each) for each in (*ranks.first, ranks.last)}
     node, nodes = plan.node_of(group, rank), {plan.node_of(*each) for each in listed - {(group, rank)}}
-    found: list[Over] = ["process"] if (group, rank) in listed else []
-    found += [over(plan, group, other, near=True)] if node in nodes else []
-    return (*found, *([over(plan, group, other, near=False)] if nodes - {node} else []))
+    found: list[Distance] = ["process"] if (group, rank) in listed else []
+    found += [distance(plan, group, other, near=True)] if node in nodes else []
+    return (*found, *([distance(plan, group, other, near=False)] if nodes - {node} else []))
 
 
 def _samples(part: Part) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
 from meshctl.plan.node_sets import extend, segments
-from meshctl.plan.views.ways import Over, carries_samples, ends_of, ways
+from meshctl.plan.views.distances import Distance, carries_samples, distances, ends_of
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
 from meshctl.topology.memory import Memory
@@ -135,9 +135,9 @@ class Flow(Route):
     """The number of samples per step; 0 if the recipe does not state it."""
     bytes: int
     """The size in bytes of these samples, counting each once; 0 if the recipe does not state it."""
-    over: Over
-    """The longest of `ways`."""
-    ways: tuple[Over, ...]
+    over: Distance
+    """The longest of `distances`."""
+    distances: tuple[Distance, ...]
     """The distances between producers and the consumers of their samples, the nearest first."""
 
 
@@ -352,7 +352,7 @@ def _flow(plan: Plan, route: Route) -> Flow:
             else consumers
         )
     samples = source.samples if carries_samples(plan, route) else 0
-    distances = ways(plan, route)
+    found = distances(plan, route)
     return Flow(
         **vars(route),
         producer=producer.name,
@@ -362,6 +362,6 @@ def _flow(plan: Plan, route: Route) -> Flow:
         shares=min(parts, consumers),
         samples=samples,
         bytes=samples * source.sample_bytes,
-        over=distances[-1],
-        ways=distances,
+        over=found[-1],
+        distances=found,
     )

@@ -25,7 +25,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TextIO
+from itertools import islice
+from typing import Any, Literal, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -36,10 +37,10 @@ from rich.text import Text
 
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
-from meshctl.view.formatting import bar, duration, milliseconds, number, rate, size, spark
+from meshctl.view.formatting import bar, duration, milliseconds, number, rate, spark
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
-from meshctl.view.live.summary import workers_of
+from meshctl.view.live.summary import route_rows, workers_of
 from meshctl.view.pictures.text.styled import visible
 from meshctl.view.times import Interval, parts_of
 
@@ -97,9 +98,8 @@ class Dashboard:
             self._thread.on_row()
         with self._lock:
             self._state.on_row(metrics)
-            self._began = min(
-                self._began, self._clock() - metrics["time"]
-            )  # the run began before this picture did
+            # The run began before this picture did.
+            self._began = min(self._began, self._clock() - metrics["time"])
 
     def on_end(self, code: int, reason: str) -> None:
         """Draws a last, short picture. The summary, which follows it, has the times and bytes of the run."""
@@ -236,27 +236,16 @@ def metrics(state: RunState) -> Table:
 
 
 def groups(state: RunState, stages: bool = True) -> Table:
-    table = (
-        headed("group", "workers", "state", "stage", ">ms", "")
-        if stages
-        else headed("group", "workers", "state", "", "", "")
-    )
+    table = headed("group", "workers", "state", *(("stage", ">ms", "") if stages else ("", "", "")))
     longest = max((seconds for group in state.groups.values() for _, seconds in spent(group)), default=0.0)
     for placed in state.plan.groups:
         group = state.groups[placed.name]
-        rows: list[tuple[RenderableType, ...]] = [
-            (
-                Text(stage),
-                milliseconds(seconds),
-                Fitted(partial(bar, seconds / longest if longest else 0), BAR_COLUMNS),
-            )
-            for stage, seconds in (spent(group) if stages else ())
-        ]
-        named = (
-            placed.name,
-            f"{workers_of(group, placed)} {placed.device_type}",
-            Text(group.state, style=STYLES[group.state]),
-        )
+        rows: list[tuple[RenderableType, ...]] = []
+        for stage, seconds in spent(group) if stages else ():
+            drawn = Fitted(partial(bar, seconds / longest if longest else 0), BAR_COLUMNS)
+            rows.append((Text(stage), milliseconds(seconds), drawn))
+        workers = f"{workers_of(group, placed)} {placed.device_type}"
+        named = (placed.name, workers, Text(group.state, style=STYLES[group.state]))
         phase = Text(group.phase, style="dim") if stages else ""
         table.add_row(*named, *(rows[0] if rows else (phase, "", "")))
         for row in rows[1:]:
@@ -292,9 +281,8 @@ def newest_logs(state: RunState, newest: Mapping[str, tuple[int, str]], hint: st
 
 def routes(state: RunState) -> Table:
     table = headed("route", ">bytes a step", ">total")
-    for name, sent in state.routes.items():
-        if sent:
-            table.add_row(name, size(sent / max(1, state.step)), size(sent))
+    for row in islice(route_rows(state), 1, None):
+        table.add_row(*row)
     return table
 
 
@@ -303,18 +291,11 @@ def headed(*titles: str) -> Table:
     title holds drawings."""
     table = grid(show_header=True)
     for title in titles:
-        table.add_column(
-            title.removeprefix(">"), justify="right" if title.startswith(">") else "left", no_wrap=bool(title)
-        )
+        side: Literal["right", "left"] = "right" if title.startswith(">") else "left"
+        table.add_column(title.removeprefix(">"), justify=side, no_wrap=bool(title))
     return table
 
 
 def grid(expand: bool = False, show_header: bool = False) -> Table:
-    return Table(
-        box=None,
-        show_header=show_header,
-        header_style="dim",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-        expand=expand,
-    )
+    look: dict[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False, "padding": (0, 2, 0, 0)}
+    return Table(show_header=show_header, expand=expand, **look)

@@ -46,9 +46,9 @@ OVER: Mapping[str, str] = {
 memory there. The last three are for tensors on devices; tensors on the CPU use shared memory and tcp."""
 
 
-def ways_of(route: Flow | Exchange, words: Mapping[str, str] = OVER) -> str:
+def transports_of(route: Flow | Exchange, words: Mapping[str, str] = OVER) -> str:
     """Returns the transports of a route: `in process`, or `in process, cuda ipc` if its links differ."""
-    return ", ".join(dict.fromkeys(words[way] for way in route.ways))
+    return ", ".join(dict.fromkeys(words[distance] for distance in route.distances))
 
 
 FORMATS: Mapping[str, Format] = {

@@ -61,3 +61,8 @@ def tokens() -> dict[str, Color]:
         for part in ("tint", "text", "line")
     }
     return {**COLORS, **hues}
+
+
+def properties() -> str:
+    """Returns the colors as properties of a page, which follow its theme: `--text: light-dark(...); ...`."""
+    return "".join(f"--{name}: light-dark({one.light}, {one.dark}); " for name, one in tokens().items())

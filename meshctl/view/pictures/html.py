@@ -14,7 +14,6 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -23,7 +22,7 @@ from meshctl.plan.views.topology import Topology
 from meshctl.text.bounded import UNSEEN
 from meshctl.topology.cluster import DIRECT
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.colors import HUES, tokens
+from meshctl.view.pictures.colors import HUES, properties
 from meshctl.view.pictures.json import data
 from meshctl.view.pictures.svg import escaped
 
@@ -40,19 +39,13 @@ UNSAFE = re.compile("[<>&\ud800-\udfff]")
 def draw(topology: Topology, selection: Selection = Selection()) -> str:
     """Returns the page, with the selection made when it opens."""
     css, script = _style(), _script()
-    policy = [
-        "default-src 'none'",
-        f"style-src '{_hash(css)}'",
-        f"script-src '{_hash(script)}'",
-        "img-src data:",
-    ]
     parts = {
-        "policy": "; ".join([*policy, "base-uri 'none'", "form-action 'none'"]),
+        "policy": policy(css, script),
         "title": escaped(f"{topology.name} · meshctl"),
         "style": css,
         "script": script,
-        "facts": _json(data(topology)),
-        "first": _json(_first(selection)),
+        "facts": as_json(data(topology)),
+        "first": as_json(_first(selection)),
     }
     return GAP.sub(lambda gap: parts[gap[1]], _read("page.html"))
 
@@ -68,23 +61,25 @@ def _read(name: str) -> str:
 
 
 def _script() -> str:
-    known = f"const HUES = {len(HUES)}, OVER = {_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
+    known = f"const HUES = {len(HUES)}, OVER = {as_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
     return "\n".join(['"use strict";', known, *map(_read, SCRIPTS), "begin();"])
 
 
 def _style() -> str:
-    shades = "".join(
-        f"--{name}: light-dark({color.light}, {color.dark}); " for name, color in tokens().items()
-    )
     hues = "".join(HUE.replace("N", str(number)) for number in range(len(HUES)))
-    return f"\n:root {{ {shades}}}\n{hues}{_read('page.css')}"
+    return f"\n:root {{ {properties()}}}\n{hues}{_read('page.css')}"
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def policy(css: str, script: str) -> str:
+    """Returns the content security policy of a page that loads nothing, with one style and one script."""
+    style, code = (b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (css, script))
+    return (
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{code}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
-def _json(data: Mapping[str, Any]) -> str:
+def as_json(data: Any) -> str:
     """Returns JSON for a script element. Names cannot end the element, because special characters are
     escaped. The page shows invisible characters as escapes."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 WIDTH = 140
 """Columns of a value that is written on one line."""
 KEYS = {
-    "Flow": {"producer": "giver", "consumer": "taker", "producers": "speakers", "consumers": "hearers"},
+    "Exchange": {"distances": "ways"},
+    "Flow": {
+        **{"producer": "giver", "consumer": "taker", "producers": "speakers", "consumers": "hearers"},
+        "distances": "ways",
+    },
     "PlacedGroup": {"node_runs": "stretches"},
     "ComponentZoom": {"same_processes": "beside"},
     "Process": {"job_rank": "place"},

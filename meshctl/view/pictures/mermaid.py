@@ -20,7 +20,7 @@ from dataclasses import replace
 from meshctl.plan.views.topology import Flow, PlacedGroup, Topology
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
-from meshctl.view.pictures import ways_of
+from meshctl.view.pictures import transports_of
 from meshctl.view.pictures.colors import COLORS, HUES
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
@@ -127,13 +127,13 @@ def _arrows(shown: Topology) -> Iterator[str]:
 def _label(flow: Flow) -> list[str]:
     counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.producers, flow.consumers))
     if flow.kind == "weights":
-        return [f"weights {counts}", ways_of(flow)]
+        return [f"weights {counts}", transports_of(flow)]
     parameter = [_name(flow.parameter)] if flow.parameter else []
     return [
         *parameter,
         counts,
         _name(_moves(flow)),
-        ", ".join([*([size(flow.bytes)] if flow.bytes else []), ways_of(flow)]),
+        ", ".join([*([size(flow.bytes)] if flow.bytes else []), transports_of(flow)]),
     ]
 
 

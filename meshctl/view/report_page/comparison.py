@@ -22,11 +22,12 @@ def names_of(records: Sequence[RunRecord]) -> list[str]:
 
 
 def facts(records: Sequence[RunRecord]) -> Markup:
+    speeds = (record.seen.state.steps_per_second for record in records)
     rows: list[Sequence[Child]] = [
         ("state", *map(sections.state_word, records)),
-        ("steps", *(_steps(record) for record in records)),
+        ("steps", *map(sections.steps, records)),
         ("duration", *(duration(record.seen.seconds) for record in records)),
-        ("speed", *(_speed(record) for record in records)),
+        ("speed", *(rate(speed) if speed else "" for speed in speeds)),
         ("workers", *(str(record.seen.plan.job_size) for record in records)),
         ("restarts", *(str(len(record.seen.state.restarts)) for record in records)),
         ("launched", *(sections.when(record.seen.state.times.began) for record in records)),
@@ -39,16 +40,6 @@ def facts(records: Sequence[RunRecord]) -> Markup:
     return sections.table(("", *heads), rows)
 
 
-def _steps(record: RunRecord) -> str:
-    state = record.seen.state
-    return f"{state.step} of {state.steps}" if state.steps else str(state.step)
-
-
-def _speed(record: RunRecord) -> str:
-    speed = record.seen.state.steps_per_second
-    return rate(speed) if speed else ""
-
-
 def metric_table(records: Sequence[RunRecord]) -> Markup:
     """Returns the first, last, least and greatest value of each metric, a row for each run."""
     rows = list[Sequence[Child]]()
@@ -58,18 +49,13 @@ def metric_table(records: Sequence[RunRecord]) -> Markup:
             swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
             rows.append((name if index == 0 else "", swatch, *_row(record.series.get(name))))
     heads = ("metric", "run", "first", "last", "least", "at step", "greatest", "at step")
-    return sections.table(heads, rows, (2, 3, 4, 5, 6, 7)) if rows else Markup()
+    return sections.table(heads, rows, (2, 3, 4, 5, 6, 7))
 
 
 def _row(series: Series | None) -> list[str]:
     if series is None:
         return [""] * 6
-    return [
-        _value(series.first),
-        _value(series.last),
-        *_with_step(series.low),
-        *_with_step(series.high),
-    ]
+    return [_value(series.first), _value(series.last), *_with_step(series.low), *_with_step(series.high)]
 
 
 def _value(point: Point | None) -> str:
@@ -92,11 +78,7 @@ def time_table(records: Sequence[RunRecord]) -> Markup:
         values = [one.get(place) for one in known]
         texts = ("" if value is None else milliseconds(value) for value in values)
         rows.append((*place, *texts, _change(values)))
-    return (
-        sections.table(("group", "stage", *names_of(records), "change"), rows, (2, 3, 4))
-        if rows
-        else Markup()
-    )
+    return sections.table(("group", "stage", *names_of(records), "change"), rows, (2, 3, 4))
 
 
 def _times(record: RunRecord) -> Iterator[tuple[tuple[str, str], float]]:
@@ -123,7 +105,7 @@ def route_table(records: Sequence[RunRecord]) -> Markup:
         for name in dict.fromkeys(name for state in states for name in state.routes)
         if any(state.routes.get(name) for state in states)
     ]
-    return sections.table(("bytes a step", *names_of(records)), rows, (1, 2)) if rows else Markup()
+    return sections.table(("bytes a step", *names_of(records)), rows, (1, 2))
 
 
 def curves(records: Sequence[RunRecord]) -> Markup:

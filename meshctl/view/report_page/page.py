@@ -3,12 +3,8 @@ its own, by their hashes. Without scripts, everything is shown but the values un
 
 from __future__ import annotations
 
-import hashlib
-import json
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
-from typing import Any
 
 from meshctl import __version__
 from meshctl.dataclass import dataclass
@@ -16,19 +12,23 @@ from meshctl.run import clock
 from meshctl.run.events import restart_line
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import count
-from meshctl.view.pictures.colors import HUES, tokens
-from meshctl.view.pictures.html import UNSAFE
+from meshctl.view.pictures.colors import HUES, properties
+from meshctl.view.pictures.html import as_json, policy
 from meshctl.view.pictures.svg import inline_style
 from meshctl.view.report_page import comparison, sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, memory_plots, memory_table
-from meshctl.view.report_page.record import STEP_SECONDS, RunRecord
+from meshctl.view.report_page.record import STEP_SECONDS, RunRecord, Series
 from meshctl.view.report_page.sections import compared_recipes, marked_recipe, overrides_of
 
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='none' "
     "stroke='%234c88d3' stroke-width='2' d='M1 3v11h14M4 11l3-5 3 3 4-6'/%3E%3C/svg%3E"
 )
+
+
+MAX_RESTARTS = 50
+"""The number of restarts that a plot marks, the last ones."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,8 @@ def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
     for name in [*names, STEP_SECONDS]:
         if not any(name in record.series for record in records):
             continue
-        found = [
-            Curve(record.series[name].points, record.series[name].gaps, record.seen.name)
-            if name in record.series
-            else Curve((), (), record.seen.name)
-            for record in records
-        ]
+        series = [(record.series.get(name, Series()), record.seen.name) for record in records]
+        found = [Curve(one.points, one.gaps, run) for one, run in series]
         marks = restarts(records[0]) if len(records) == 1 else []
         if name == STEP_SECONDS:
             most = max((value or 0.0 for curve in found for _, value in curve.points), default=1.0)
@@ -138,9 +134,8 @@ def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
 
 
 def restarts(record: RunRecord) -> list[tuple[float, str]]:
-    return [(float(event.step or 0), redact(restart_line(event))) for event in record.events("restarted")][
-        -50:
-    ]
+    events = record.events("restarted")[-MAX_RESTARTS:]
+    return [(float(event.step or 0), redact(restart_line(event))) for event in events]
 
 
 class Plots:
@@ -174,10 +169,7 @@ class Plots:
 
 
 def _figure(plot: Plot, number: int) -> Markup:
-    values = [
-        next((value for _, value in reversed(curve.points) if value is not None), None)
-        for curve in plot.curves
-    ]
+    values = (curve.last for curve in plot.curves)
     last = " · ".join("–" if value is None else plot.text(value) for value in values)
     caption = tag("figcaption", tag("span", plot.name, class_="name"), tag("span", last, class_="last"))
     name = plot.name if plot.axis == "step" else None
@@ -202,16 +194,6 @@ def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence
     """Returns the whole document. Sections without content are left out."""
     shown = [section for section in found if section.content]
     css, script = style(), f'"use strict";\n{_read("report.js")}'
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            f"style-src '{_hash(css)}'",
-            f"script-src '{_hash(script)}'",
-            "img-src data:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
-    )
     links = [tag("a", section.title, href=f"#{section.anchor}") for section in shown]
     header = tag("header", head, tag("nav", links, aria_label="Sections"))
     main = tag(
@@ -219,11 +201,11 @@ def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence
         [tag("section", tag("h2", each.title), each.content, id=each.anchor) for each in shown],
     )
     footer = tag("footer", f"Written by meshctl {__version__} at {sections.when(clock.now())}.")
-    numbers = _json([plot.data() for plot in plots])
+    numbers = as_json([plot.data() for plot in plots])
     return "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(css, script)}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="referrer" content="no-referrer">\n',
             tag("title", f"{title} · meshctl report"),
@@ -236,21 +218,11 @@ def document(title: str, head: Markup, found: Sequence[Section], plots: Sequence
 
 
 def style() -> str:
-    shades = "".join(f"--{name}: light-dark({one.light}, {one.dark}); " for name, one in tokens().items())
     stages = "".join(
         f".s{n} {{ fill: var(--h{n}-line); background: var(--h{n}-line) }}\n" for n in range(len(HUES))
     )
-    return f"\n:root {{ {shades}}}\n{stages}{inline_style('.topology')}{_read('report.css')}"
+    return f"\n:root {{ {properties()}}}\n{stages}{inline_style('.topology')}{_read('report.css')}"
 
 
 def _read(name: str) -> str:
     return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _json(data: Any) -> str:
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

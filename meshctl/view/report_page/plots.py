@@ -10,7 +10,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.run.events import Event
 from meshctl.view.formatting import count, number, size
-from meshctl.view.report_page.markup import Markup, inner, tag
+from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Point, RunRecord, Series
 from meshctl.view.report_page.sections import table
 
@@ -65,36 +65,30 @@ def scale_of(values: list[float]) -> Scale:
     return Scale(low - MARGIN * span, high + MARGIN * span)
 
 
+UNITS = (
+    *((1e-6, "us", 1e-3), (1e-3, "ms", 1.0), (1.0, "s", 300.0), (60.0, "min", 18_000.0)),
+    *((3600.0, "h", 400_000.0), (86400.0, "d", math.inf)),
+)
+"""(seconds of a unit, its name, the length of the axis below which it is used)."""
+
+
+def unit_of(axis: float) -> tuple[float, str]:
+    """Returns the unit of an axis of so many seconds, as (seconds, name)."""
+    return next((seconds, name) for seconds, name, most in UNITS if axis < most)
+
+
 def duration_text(axis: float) -> Callable[[float], str]:
     """Returns the format of seconds on an axis of this length."""
-    if axis < 1e-3:
-        return lambda seconds: f"{number(seconds * 1e6)} us"
-    if axis < 1:
-        return lambda seconds: f"{number(seconds * 1e3)} ms"
-    if axis < 300:
-        return lambda seconds: f"{number(seconds)} s"
-    if axis < 18_000:
-        return lambda seconds: f"{number(seconds / 60)} min"
-    if axis < 400_000:
-        return lambda seconds: f"{number(seconds / 3600)} h"
-    return lambda seconds: f"{number(seconds / 86400)} d"
+    unit, name = unit_of(axis)
+    return lambda seconds: f"{number(seconds / unit)} {name}"
 
 
 def time_ticks(scale: Scale, count: int) -> list[Tick]:
-    """Returns ticks of an axis of seconds, at round numbers of its unit."""
+    """Returns ticks of an axis of seconds, at round numbers of its unit, which is at least a second."""
     length = scale.high - scale.low
-    text = duration_text(length)
-    unit = next((unit for unit, most in _UNITS if length < most), 86400.0)
-    in_units = Scale(scale.low / unit, scale.high / unit)
-    return [Tick(tick.part, text(float(tick.text) * unit)) for tick in in_units.ticks(count, _plain)]
-
-
-_UNITS = ((1.0, 300), (60.0, 18_000), (3600.0, 400_000))
-"""(seconds of a unit, the length of the axis below which it is used)."""
-
-
-def _plain(value: float) -> str:
-    return f"{value:.12g}"
+    unit, text = unit_of(max(1.0, length))[0], duration_text(length)
+    ticks = Scale(scale.low / unit, scale.high / unit).ticks(count, lambda value: f"{value:.12g}")
+    return [Tick(tick.part, text(float(tick.text) * unit)) for tick in ticks]
 
 
 AXIS = 20
@@ -144,20 +138,15 @@ class Plot:
         y = self.y
         if y is None:
             return tag("p", "No finite value.", class_="note")
-        axis = tag(
-            "svg",
-            (_y_label(tick) for tick in y.ticks(Y_TICKS, self.text)),
-            class_="y-axis",
-            height=HEIGHT + AXIS,
-            aria_hidden="true",
-        )
+        labels = [
+            tag("text", tick.text, x="100%", y=HEIGHT * (1 - tick.part) + 4, text_anchor="end")
+            for tick in y.ticks(Y_TICKS, self.text)
+        ]
+        axis = tag("svg", labels, class_="y-axis", height=HEIGHT + AXIS, aria_hidden="true")
         area = tag(
             "svg",
-            tag("svg", self._inside(y), **_STRETCHED, class_="area"),
-            (
-                _x_label(tick)
-                for tick in self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0)
-            ),
+            stretched(self._inside(y), HEIGHT),
+            x_labels(self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0), HEIGHT),
             class_="plot-area",
             width="100%",
             height=HEIGHT + AXIS,
@@ -217,12 +206,19 @@ class Plot:
         }
 
 
-_STRETCHED: dict[str, Any] = {
-    "width": "100%",
-    "height": HEIGHT,
-    "viewBox": f"0 0 {WIDTH} {HEIGHT}",
-    "preserveAspectRatio": "none",
-}
+def stretched(children: Child, height: int) -> Markup:
+    """Returns a drawing that is as wide as the page. Its height is in pixels."""
+    box = f"0 0 {WIDTH} {height}"
+    return tag(
+        "svg", children, class_="area", width="100%", height=height, viewBox=box, preserveAspectRatio="none"
+    )
+
+
+def x_labels(ticks: Sequence[Tick], height: int) -> Iterator[Markup]:
+    """Yields the numbers below a drawing of this height."""
+    for tick in ticks:
+        anchor = "start" if tick.part < 0.03 else "end" if tick.part > 0.97 else "middle"
+        yield tag("text", tick.text, x=f"{100 * tick.part:.2f}%", y=height + 15, text_anchor=anchor)
 
 
 def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
@@ -247,15 +243,6 @@ def _short(value: float | None) -> float | None:
     if value is None or float(value).is_integer():
         return value if value is None else int(value)
     return float(f"{value:.6g}")
-
-
-def _y_label(tick: Tick) -> Markup:
-    return tag("text", tick.text, x="100%", y=HEIGHT * (1 - tick.part) + 4, text_anchor="end")
-
-
-def _x_label(tick: Tick) -> Markup:
-    anchor = "start" if tick.part < 0.03 else "end" if tick.part > 0.97 else "middle"
-    return tag("text", tick.text, x=f"{100 * tick.part:.2f}%", y=HEIGHT + 15, text_anchor=anchor)
 
 
 def legend(names: Sequence[str]) -> Markup:

@@ -36,7 +36,6 @@ class Series:
     low: Point | None = None
     high: Point | None = None
     """The points with the least and the greatest value."""
-    count: int = 0
     gaps: list[float] = field(default_factory=list)
     """The first steps whose value was not finite."""
     points: list[Point] = field(default_factory=list)
@@ -44,7 +43,6 @@ class Series:
     so that a spike survives. A value of None is a gap after the point before it."""
 
     def add(self, step: float, value: float | None) -> None:
-        self.count += 1
         if value is None or not math.isfinite(value):
             if len(self.gaps) < MAX_PIECES:
                 self.gaps.append(step)
@@ -295,7 +293,7 @@ class RunRecord:
                         continue
                     one = self.series[name] = Series()
                 one.add(step, value)
-        if seconds.count:
+        if seconds.first or seconds.gaps:
             self.series[STEP_SECONDS] = seconds
         self.left_out = len(left_out)
 

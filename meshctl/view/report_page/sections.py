@@ -12,21 +12,23 @@ from meshctl.plan.views.topology import topology
 from meshctl.run.events import Event
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
-from meshctl.view.live.summary import means
+from meshctl.view.live.summary import means, route_rows
 from meshctl.view.pictures.svg import inline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.record import Attempt, RunRecord
+from meshctl.view.report_page.record import RunRecord
 from meshctl.view.times import conclusions, percent, rows
 
 MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
 
 
 def table(heads: Sequence[Child], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
-    """Returns a table; the columns `numbers` are right-aligned."""
+    """Returns a table, or nothing without rows. The columns `numbers` are right-aligned."""
     head = tag("tr", [tag("th", text, scope="col", class_=_kind(i, numbers)) for i, text in enumerate(heads)])
     body = [
         tag("tr", [tag("td", cell, class_=_kind(i, numbers)) for i, cell in enumerate(row)]) for row in rows
     ]
+    if not body:
+        return Markup()
     return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
 
 
@@ -61,8 +63,7 @@ def state_word(record: RunRecord) -> Markup:
 
 def head_facts(record: RunRecord) -> Markup:
     seen, state = record.seen, record.seen.state
-    steps = f"{state.step} of {state.steps}" if state.steps else str(state.step)
-    found: list[tuple[str, Child]] = [("steps", steps), ("duration", duration(seen.seconds))]
+    found: list[tuple[str, Child]] = [("steps", steps(record)), ("duration", duration(seen.seconds))]
     if state.steps_per_second:
         found.append(("speed", rate(state.steps_per_second)))
     whole, now = seen.plan.job_size, sum(group.workers for group in state.groups.values())
@@ -75,6 +76,11 @@ def head_facts(record: RunRecord) -> Markup:
     if began := when(state.times.began):
         found.append(("launched", began))
     return facts(found)
+
+
+def steps(record: RunRecord) -> str:
+    state = record.seen.state
+    return f"{state.step} of {state.steps}" if state.steps else str(state.step)
 
 
 def cause(record: RunRecord) -> Markup:
@@ -120,7 +126,7 @@ def _means(record: RunRecord) -> Markup:
             share = mean / group.step.mean if group.step.mean else 0.0
             row = (name if index == 0 else "", stage, milliseconds(mean), _bar(share), percent(share))
             found.append(row)
-    return table(("group", "stage", "mean ms", "share", ""), found, (2, 4)) if found else Markup()
+    return table(("group", "stage", "mean ms", "share", ""), found, (2, 4))
 
 
 def _bar(share: float) -> Markup:
@@ -130,11 +136,8 @@ def _bar(share: float) -> Markup:
 
 
 def route_table(record: RunRecord) -> Markup:
-    state = record.seen.state
-    rows = [
-        (name, size(total / max(1, state.step)), size(total)) for name, total in state.routes.items() if total
-    ]
-    return table(("route", "bytes a step", "total"), rows, (1, 2)) if rows else Markup()
+    heads, *rows = [*route_rows(record.seen.state)] or [()]
+    return table(heads, rows, (1, 2))
 
 
 # Faults
@@ -147,7 +150,14 @@ def attempt_table(record: RunRecord) -> Markup:
         return Markup()
     sizes = [", ".join(f"{name} {count}" for name, count in each.workers.items()) for each in attempts]
     rows = [
-        [str(each.number), when(each.time), _from(each), workers, str(each.lost or ""), redact(each.cause)]
+        [
+            str(each.number),
+            when(each.time),
+            _from(each.step),
+            workers,
+            str(each.lost or ""),
+            redact(each.cause),
+        ]
         for each, workers in zip(attempts, sizes, strict=True)
     ]
     heads = ["attempt", "began", "continued after", "workers", "steps that ran again", "why it ended"]
@@ -161,14 +171,12 @@ def attempt_table(record: RunRecord) -> Markup:
 def group_restart_table(record: RunRecord) -> Markup:
     """Returns the restarts of single groups, the last ones."""
     found = record.group_restarts
-    if not found:
-        return Markup()
     rows = [
         (
             str(event.value["group"]),
             when(event.time),
             str(event.value.get("attempt", 0)),
-            f"step {event.step}" if event.step else "the beginning",
+            _from(event.step),
             redact(str(event.value.get("cause", ""))),
         )
         for event in found[-MAX_GROUP_RESTARTS:]
@@ -179,8 +187,8 @@ def group_restart_table(record: RunRecord) -> Markup:
     return inner(table(heads, rows, (2,)), note)
 
 
-def _from(attempt: Attempt) -> str:
-    return f"step {attempt.step}" if attempt.step else "the beginning"
+def _from(step: int | None) -> str:
+    return f"step {step}" if step else "the beginning"
 
 
 def fault_list(record: RunRecord) -> Iterator[Markup]:
@@ -191,14 +199,11 @@ def fault_list(record: RunRecord) -> Iterator[Markup]:
         known.setdefault((str(event.value.get("error", "")), text), []).append(event)
     for index, ((error, traceback), events) in enumerate(list(known.items())[:MAX_FAULTS]):
         first = events[0]
-        who = ", ".join(filter(None, (_who(event) for event in events[:4])))
-        who += f" and {len(events) - 4} more" if len(events) > 4 else ""
-        where = ", ".join(
-            filter(
-                None,
-                (who, f"stage {first.stage}" if first.stage else "", _step(first.step), _at(record, first)),
-            )
-        )
+        names = (f"{one.group}:{one.rank}" if one.rank is not None else one.group for one in events[:4])
+        who = ", ".join(filter(None, names)) + (f" and {len(events) - 4} more" if len(events) > 4 else "")
+        stage = f"stage {first.stage}" if first.stage else ""
+        step = f"step {first.step}" if first.step else ""
+        where = ", ".join(filter(None, (who, stage, step, _at(record, first))))
         line = inner(tag("strong", redact(error)), " ", tag("span", where, class_="muted"))
         if traceback:
             yield details(line, tag("pre", redact(traceback.rstrip())), is_open=index == 0)
@@ -206,14 +211,6 @@ def fault_list(record: RunRecord) -> Iterator[Markup]:
             yield tag("p", line, class_="fault-line")
     if len(known) > MAX_FAULTS:
         yield tag("p", f"{len(known) - MAX_FAULTS} further failures are not shown.", class_="note")
-
-
-def _who(event: Event) -> str:
-    return f"{event.group}:{event.rank}" if event.rank is not None else event.group
-
-
-def _step(step: int | None) -> str:
-    return f"step {step}" if step else ""
 
 
 def _at(record: RunRecord, event: Event) -> str:
@@ -251,8 +248,6 @@ def log_list(record: RunRecord) -> Iterator[Markup]:
 
 def checkpoint_table(record: RunRecord) -> Markup:
     """Returns the checkpoints that exist, and the best of them."""
-    if not record.seen.checkpoints:
-        return Markup()
     metric, best = record.seen.run.read_best()
     values = {one.step: f"{metric} {number(one.value)}" for one in best}
     times = {event.step: when(event.time) for event in record.events("checkpoint")}
@@ -288,7 +283,7 @@ def environments(records: Sequence[RunRecord]) -> Markup:
         if any(values):
             differs = all(values) and len(set(values)) > 1
             rows.append((name, *(tag("mark", value) if differs else value for value in values)))
-    return table(("", *(record.seen.name for record in records)), rows) if rows else Markup()
+    return table(("", *(record.seen.name for record in records)), rows)
 
 
 def facts_of(record: RunRecord) -> dict[str, str]:

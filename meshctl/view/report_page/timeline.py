@@ -16,7 +16,7 @@ from meshctl.text.redaction import redact
 from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES
 from meshctl.view.report_page.markup import Markup, inner, tag
-from meshctl.view.report_page.plots import WIDTH, Scale, time_ticks
+from meshctl.view.report_page.plots import WIDTH, Scale, stretched, time_ticks, x_labels
 from meshctl.view.report_page.record import RunRecord, Span, Worker
 
 COLUMNS = 200
@@ -276,28 +276,11 @@ def _drawing(
     ticks = time_ticks(Scale(0.0, seconds), 6)
     paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
     height = lanes.bottom
-    stretched = tag(
-        "svg",
-        paths,
-        class_="area",
-        width="100%",
-        height=height,
-        viewBox=f"0 0 {WIDTH} {height}",
-        preserveAspectRatio="none",
-    )
-    labels = [
-        tag("text", tick.text, x=f"{100 * tick.part:.2f}%", y=height + 15, text_anchor=_anchor(tick.part))
-        for tick in ticks
-    ]
-    lines = [
-        tag(
-            "line", class_="grid", x1=f"{100 * t.part:.2f}%", x2=f"{100 * t.part:.2f}%", y1=TOP - 2, y2=height
-        )
-        for t in ticks
-    ]
+    places = [f"{100 * tick.part:.2f}%" for tick in ticks]
+    lines = [tag("line", class_="grid", x1=at, x2=at, y1=TOP - 2, y2=height) for at in places]
     drawn = tag(
         "svg",
-        (lines, stretched, labels, list(marks)),
+        (lines, stretched(paths, height), x_labels(ticks, height), list(marks)),
         class_="lanes",
         width="100%",
         height=height + AXIS,
@@ -306,10 +289,6 @@ def _drawing(
     )
     names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
     return tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=seconds)
-
-
-def _anchor(part: float) -> str:
-    return "start" if part < 0.03 else "end" if part > 0.97 else "middle"
 
 
 def _shape(box: Box) -> str:

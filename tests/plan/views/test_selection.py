@@ -106,8 +106,8 @@ def test_a_worker_learns_the_distance_to_its_farthest_peer(
                     for exchange in (one for one in route.exchanges if one.ranks.is_whole):
                         others = {(route.other_group, other) for other in exchange.ranks.first}
                         direct = {group.device_type, each.group(route.other_group).device_type} == {"cuda"}
-                        expected = ways_to(each, (group.name, rank), others, direct)
-                        assert exchange.ways == expected and exchange.over == expected[-1]
+                        expected = distances_to(each, (group.name, rank), others, direct)
+                        assert exchange.distances == expected and exchange.over == expected[-1]
 
 
 def apart_and_together(plan: Plan) -> list[Plan]:
@@ -118,7 +118,7 @@ def apart_and_together(plan: Plan) -> list[Plan]:
     return [plan, replace(plan, groups=plan.groups[:1], components=components)]
 
 
-def ways_to(
+def distances_to(
     plan: Plan, worker: tuple[str, int], others: set[tuple[str, int]], direct: bool
 ) -> tuple[str, ...]:
     word = "device" if direct else "node"

@@ -168,7 +168,7 @@ def route_plan(collect: str, nodes: int = 1) -> Plan:
 
 @pytest.mark.parametrize(("collect", "samples"), [("flatten", 100), ("first", 100), ("mean", 0), ("none", 0)])
 def test_samples_and_bytes_of_a_route(collect: str, samples: int) -> None:
-    """The numbers of ranks and shares are compared with lists of links in `test_ways`."""
+    """The numbers of ranks and shares are compared with lists of links in `test_distances`."""
     flow, weights = topology(route_plan(collect)).routes
     assert (flow.samples, flow.bytes) == (samples, 10 * samples)
     assert (weights.producers, weights.consumers, weights.shares, weights.bytes) == (4, 6, 1, 0)

@@ -19,7 +19,7 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import Flow, PlacedStage
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
-from meshctl.view.pictures import OVER, ways_of
+from meshctl.view.pictures import OVER, transports_of
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, wrapped
 
@@ -319,7 +319,7 @@ def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]
     data = [route for route in pipeline.routes if route.kind == "data"]
     cells = [pipeline.transfer(route) for route in data]
     for words in (OVER, SHORT):
-        space = width - column - 4 - max((len(ways_of(route, words)) for route in data), default=0)
+        space = width - column - 4 - max((len(transports_of(route, words)) for route in data), default=0)
         if wants(cells, TRANSFER) <= space:
             break
     least = wants([(collect, dispatch, Line(), amount) for collect, dispatch, _, amount in cells], TRANSFER)
@@ -328,14 +328,14 @@ def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]
     transfers = {route.name: row.padded(aligned) for route, row in zip(data, rows, strict=True)}
     made: dict[str, list[Line]] = {}
     for route, end, head in zip(pipeline.routes, ends, heads, strict=True):
-        way = Line(styled(ways_of(route, words), "faint"))
+        transport = Line(styled(transports_of(route, words), "faint"))
         if route.kind == "data":
             collect, dispatch, _, amount = pipeline.transfer(route)
-            parts = [*filter(None, (collect, dispatch, amount)), way]
-            choices = [Line(transfers[route.name], "  ", way), joined(parts, "  ")]
+            parts = [*filter(None, (collect, dispatch, amount)), transport]
+            choices = [Line(transfers[route.name], "  ", transport), joined(parts, "  ")]
         else:
-            parts = [pipeline.resharding(route), way]
-            choices = [joined(parts, "  "), Line("re-sharded, ", way.text)]
+            parts = [pipeline.resharding(route), transport]
+            choices = [joined(parts, "  "), Line("re-sharded, ", transport.text)]
         fitting = [choice for choice in choices if column + 2 + choice.width <= width]
         lines = [Line(head.padded(column), "  ", (fitting or choices)[0])]
         if wraps and not fitting:

@@ -25,7 +25,7 @@ from meshctl.plan.views.topology import Topology
 from meshctl.topology.flows import Ranks
 from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
-from meshctl.view.pictures import OVER, ways_of
+from meshctl.view.pictures import OVER, transports_of
 from meshctl.view.pictures.text import memory
 from meshctl.view.pictures.text.grid import grid, sentence
 from meshctl.view.pictures.text.groups import Groups, bubble_of, facts
@@ -366,7 +366,7 @@ def _exchanges(route: RankRoute, words: Mapping[str, str]) -> Iterator[tuple[Lin
         if left and number == len(route.exchanges) - 1:
             yield Line(), Line(f"{ELLIPSIS} {left} more"), Line(), Line()
         ranks = Line(f"{direction} {cut(route.other_group, GROUP_NAME)} {ranks_of(exchange.ranks)}")
-        distance = Line(styled(ways_of(exchange, words), "faint"))
+        distance = Line(styled(transports_of(exchange, words), "faint"))
         yield Line() if number else name, ranks, Line(_samples(exchange.samples, None, 0)), distance
     if not route.exchanges:
         yield name, Line(f"{direction} no rank"), Line(), Line()
@@ -380,4 +380,4 @@ def _remarks(route: RankRoute, distances: bool) -> Iterator[str]:
     if route.note:
         yield route.note
     if distances and route.exchanges:
-        yield " and ".join(dict.fromkeys(map(ways_of, route.exchanges)))
+        yield " and ".join(dict.fromkeys(map(transports_of, route.exchanges)))

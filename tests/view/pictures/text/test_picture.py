@@ -15,7 +15,7 @@ from meshctl.plan.views.topology import Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.view.formatting import size
-from meshctl.view.pictures import mermaid, ways_of
+from meshctl.view.pictures import mermaid, transports_of
 from meshctl.view.pictures.text.picture import draw
 from meshctl.view.pictures.text.pipeline import SHORT
 from meshctl.view.pictures.text.styled import in_encoding, width_of
@@ -90,7 +90,7 @@ def test_every_route_shows_its_modes_and_its_transport(name: str, width: int) ->
     _, _, pipeline = text.partition("\npipeline\n")
     pipeline = " ".join(word for word in pipeline.partition("4 -> 2 producers")[0].split() if word != "│")
     for route in made.routes:
-        shown = rf"{route.producers} -> {route.consumers} .*?({ways_of(route, SHORT)}|{ways_of(route)})"
+        shown = rf"{route.producers} -> {route.consumers} .*?({transports_of(route, SHORT)}|{transports_of(route)})"
         how = route.collect + " " + route.dispatch.mode if route.kind == "data" else ""
         assert re.search(shown.replace(".*?", f"{how}.*?"), pipeline), (route.name, pipeline)
         assert not route.bytes or size(route.bytes) in pipeline, route.name

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.plan.model import Plan
+from meshctl.plan.views.distances import NEAREST_FIRST, carries_samples, distances
 from meshctl.plan.views.topology import Flow, topology
-from meshctl.plan.views.ways import NEAREST_FIRST, carries_samples, ways
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import COLLECT, Dispatch, Route
 from meshctl.view.pictures import mermaid
@@ -34,7 +34,7 @@ def listed(plan: Plan, route: Route) -> tuple[str, ...]:
         else:
             is_near = plan.node_of(one, producer) == plan.node_of(other, consumer)
             found.add(("device" if is_direct else "node") + ("" if is_near else "s"))
-    return tuple(way for way in NEAREST_FIRST if way in found)
+    return tuple(each for each in NEAREST_FIRST if each in found)
 
 
 DISPATCHES = st.sampled_from([None, Dispatch(balance="tokens"), Dispatch(home="s")])
@@ -42,7 +42,7 @@ DISPATCHES = st.sampled_from([None, Dispatch(balance="tokens"), Dispatch(home="s
 
 @settings(max_examples=examples(40, 3000))
 @given(routed(sorted(COLLECT)), st.tuples(TYPE, TYPE), DISPATCHES)
-def test_the_ways_of_a_route_are_the_distances_of_its_links(
+def test_the_distances_of_a_route_are_those_of_its_links(
     made: Plan, types: tuple[DeviceType, DeviceType], other: Dispatch | None
 ) -> None:
     made = of_types(made, types)
@@ -54,8 +54,8 @@ def test_the_ways_of_a_route_are_the_distances_of_its_links(
 
 def check(made: Plan) -> None:
     (route,), (flow,) = made.routes, topology(made).routes
-    assert flow.ways == listed(made, route)
-    assert flow.over == flow.ways[-1]
+    assert flow.distances == listed(made, route)
+    assert flow.over == flow.distances[-1]
     check_counts(made, route, flow)
 
 
@@ -99,7 +99,7 @@ def test_a_source_on_the_mesh_of_its_consumer(sizes: dict[str, int], found: tupl
     components = [component("data", train, **sizes), component("actor", train, **sizes)]
     stages = [call("batch", "data.next", samples=64), call("metrics", "actor.update", "batch")]
     made = plan("p", Cluster.of(2, cuda=8), [train], components, stages)
-    assert ways(made, made.routes[0]) == found
+    assert distances(made, made.routes[0]) == found
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_tensors_between_interpreters_may_pass_cpu_memory(
         sync("publish", "actor", "sampler"),
     ]
     made = plan("p", Cluster.of(nodes, cuda=8 // nodes), [rollout, train], components, stages)
-    assert [flow.ways for flow in topology(made).routes] == [found, found]
+    assert [flow.distances for flow in topology(made).routes] == [found, found]
     shown = "nccl or tcp" if found == ("devices_or_nodes",) else ""
     assert all(shown in text for text in (drawn(topology(made)), mermaid.draw(topology(made))))
 
@@ -147,4 +147,4 @@ def test_tensors_of_a_restartable_group_pass_cpu_memory(restartable: str) -> Non
         sync("publish", "actor", "sampler"),
     ]
     made = plan("p", Cluster.of(1, cuda=8), groups, components, stages)
-    assert [flow.ways for flow in topology(made).routes] == [("process", "device"), ("node",), ("node",)]
+    assert [flow.distances for flow in topology(made).routes] == [("process", "device"), ("node",), ("node",)]

@@ -17,12 +17,12 @@ from meshctl.topology.cluster import DIRECT
 from meshctl.topology.flows import EvenFlow
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, is_user_mode, producers_of
 
-Over = Literal["process", "node", "nodes", "device", "devices", "devices_or_nodes"]
+Distance = Literal["process", "node", "nodes", "device", "devices", "devices_or_nodes"]
 """The distance between producers and consumers: the same process, one node, several nodes, and `device` and
 `devices` for tensors that move between devices without passing CPU memory. It is `devices_or_nodes` between
 groups that name different interpreters: if these have different versions of NCCL, which is known at launch,
 tensors pass CPU memory."""
-NEAREST_FIRST: tuple[Over, ...] = ("process", "device", "node", "devices", "devices_or_nodes", "nodes")
+NEAREST_FIRST: tuple[Distance, ...] = ("process", "device", "node", "devices", "devices_or_nodes", "nodes")
 MAX_RANKS = 512
 """The largest number of ranks that are examined one by one. Of more ranks, about as many are examined: some
 at both ends, the others evenly spaced between them."""
@@ -67,7 +67,7 @@ def even_flow(plan: Plan, route: Route, total: int) -> EvenFlow:
     )
 
 
-def over(plan: Plan, producer: str, consumer: str, *, near: bool) -> Over:
+def distance(plan: Plan, producer: str, consumer: str, *, near: bool) -> Distance:
     """Returns the distance between different workers of two groups: on one node if `near`, otherwise on
     several nodes."""
     if not is_direct(plan, producer, consumer):
@@ -89,7 +89,7 @@ def is_direct(plan: Plan, group: str, other: str) -> bool:
     return is_kept and one.device_type == two.device_type and one.device_type in DIRECT
 
 
-def ways(plan: Plan, route: Route) -> tuple[Over, ...]:
+def distances(plan: Plan, route: Route) -> tuple[Distance, ...]:
     """Returns the distances of all links of a route, the nearest first.
 
     The links are those of an even batch with the number of samples that the recipe gives. With `balance` or
@@ -102,36 +102,36 @@ def ways(plan: Plan, route: Route) -> tuple[Over, ...]:
     possible = _possible(plan, producer.group, consumer.group)
     if route.kind == "weights" or user_mode(plan, route):
         return possible[-1:]
-    found: set[Over] = set()
+    found: set[Distance] = set()
     for each in _of_links(plan, route, producer, consumer):
         found |= each
         if len(found) == len(possible):
             break
-    return tuple(way for way in NEAREST_FIRST if way in found) or possible[-1:]
+    return tuple(each for each in NEAREST_FIRST if each in found) or possible[-1:]
 
 
-def _possible(plan: Plan, producer: str, consumer: str) -> tuple[Over, ...]:
+def _possible(plan: Plan, producer: str, consumer: str) -> tuple[Distance, ...]:
     """Returns the distances that occur between workers of two groups, the nearest first."""
     ones, others = plan.node_runs_of(producer), plan.node_runs_of(consumer)
     runs = [*ones, *others]
     is_one_node = max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
     have_common = any(one[0] < other[1] and other[0] < one[1] for one in ones for other in others)
     has_one_worker = producer == consumer and plan.group(producer).workers == 1
-    found: list[Over] = ["process"] if producer == consumer else []
+    found: list[Distance] = ["process"] if producer == consumer else []
     if have_common and not has_one_worker:
-        found.append(over(plan, producer, consumer, near=True))
+        found.append(distance(plan, producer, consumer, near=True))
     if not is_one_node:
-        found.append(over(plan, producer, consumer, near=False))
+        found.append(distance(plan, producer, consumer, near=False))
     return tuple(found)
 
 
-def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component) -> Iterable[set[Over]]:
+def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component) -> Iterable[set[Distance]]:
     """Yields the distances of the links to one consumer rank after the other."""
     source = plan.stage(route.source)
     flow = even_flow(plan, route, 0)
     flow = even_flow(plan, route, source.samples or flow.producers * flow.shares)
     is_even = carries_samples(plan, route) and not (route.dispatch.balance or route.dispatch.home)
-    near, far = (over(plan, producer.group, consumer.group, near=near) for near in (True, False))
+    near, far = (distance(plan, producer.group, consumer.group, near=near) for near in (True, False))
 
     @cache
     def nodes_of(indices: Sequence[int]) -> Mapping[int, int]:
@@ -145,7 +145,7 @@ def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component
         node, nodes = plan.node_of(consumer.group, rank), nodes_of(indices)
         own = flow.producer_set.index_of(producer.mesh, rank) if producer.group == consumer.group else None
         is_own = own is not None and own in indices
-        found: set[Over] = {"process"} if is_own else set()
+        found: set[Distance] = {"process"} if is_own else set()
         if nodes.get(node, 0) > is_own:
             found.add(near)
         if any(other != node for other in nodes):
