@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import lcm, prod
 
 import pytest
 from hypothesis import given
@@ -38,11 +38,8 @@ def resized(recipe: Recipe, layouts: Layouts) -> Recipe:
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """A group of one or two components, each with sizes that multiply to its workers."""
-    workers, per_worker, layouts = (
-        draw(st.sampled_from([1, 2, 4, 6, 8, 12, 16])),
-        draw(st.sampled_from([1, 2])),
-        [],
-    )
+    workers, per_worker = draw(st.sampled_from([1, 2, 4, 6, 8, 12, 16])), draw(st.sampled_from([1, 2]))
+    layouts = []
     for _ in range(draw(st.integers(1, 2))):
         left, sizes = workers, dict[str, int | str]()
         for key in draw(st.permutations((*FIXED, "fsdp_size"))):
@@ -69,19 +66,11 @@ def test_only_dp_and_fsdp_sizes_change_and_the_largest_count_is_first(recipe: Re
             assert now.world_size == layouts.ranks // group.gpus_per_worker
             assert all(was.size(dim) == now.size(dim) for dim in ("tp", "cp", "pp"))
             assert all(now.size(dim) == 1 for dim in ("dp", "fsdp") if was.size(dim) == 1 < was.size("fsdp"))
-    possible = {
-        count
-        for count in range(group.gpus_per_worker, group.devices + 1, group.gpus_per_worker)
-        if all(
-            count // group.gpus_per_worker % _fixed(recipe, one) == 0 for one in recipe.components.values()
-        )
-    }
-    assert {*counts} == {count for count in possible if count >= least}
-
-
-def _fixed(recipe: Recipe, component: Component) -> int:
-    mesh = mesh_of(recipe, component)
-    return prod(mesh.size(dim) for dim in ("tp", "cp", "pp"))
+    fixed = [mesh_of(recipe, one) for one in recipe.components.values()]
+    unit = (
+        lcm(*(prod(mesh.size(dim) for dim in ("tp", "cp", "pp")) for mesh in fixed)) * group.gpus_per_worker
+    )
+    assert {*counts} == {count for count in range(unit, group.devices + 1, unit) if count >= least}
 
 
 @given(recipes())

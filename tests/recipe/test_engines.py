@@ -48,24 +48,12 @@ def loaded(folder: Path, engine: str, *overrides: str, more: str = "") -> Loaded
         ("", ["engine=ssh", "engine.ssh.hosts=[a,b]"], EngineChoice("ssh", SSH)),
         ("{ssh: {hosts: [a, b]}}", ["engine=ssh"], EngineChoice("ssh", SSH)),
         ("{ssh: {hosts: [a]}}", ["engine=local"], EngineChoice("local")),
-        (
-            "",
-            ["engine=ray", "engine.ray.resources={rack: 0.5}"],
-            EngineChoice("ray", {**RAY, "resources": {"rack": 0.5}}),
-        ),
-        (
-            "{ray: {cpus: 0, env: [HF_TOKEN]}}",
-            [],
-            EngineChoice("ray", {**RAY, "cpus": 0, "env": (("HF_TOKEN", None),)}),
-        ),
+        ("", ["engine=ray", "engine.ray.resources={rack: 0.5}"], EngineChoice("ray", {**RAY, "resources": {"rack": 0.5}})),
+        ("{ray: {cpus: 0, env: [HF_TOKEN]}}", [], EngineChoice("ray", {**RAY, "cpus": 0, "env": (("HF_TOKEN", None),)})),
         ("{ssh: {hosts: [a]}}", ["~engine"], EngineChoice()),
-        (
-            "{ssh: {hosts: [a]}}",
-            ["engine={commands:{lease:20}}"],
-            EngineChoice("commands", {**COMMON, "lease": 20.0}),
-        ),
+        ("{ssh: {hosts: [a]}}", ["engine={commands:{lease:20}}"], EngineChoice("commands", {**COMMON, "lease": 20.0})),
     ],
-)
+)  # fmt: skip
 def test_one_engine_with_its_options(
     tmp_path: Path, engine: str, overrides: list[str], choice: EngineChoice
 ) -> None:
@@ -93,24 +81,14 @@ def test_a_config_of_the_user_names_an_engine_with_options(tmp_path: Path) -> No
         ("", ["engine=shh"], "MC201", "`shh` is not an engine"),
         ("ssh", ["engine.commands.lease=9"], "MC601", "`engine` names 2 engines: `ssh` and `commands`"),
         ("{ray: {resources: {rack: 0}}}", [], "MC102", "`rack` must be a positive number, not 0"),
-        (
-            "{ray: {resources: {GPU: 8}}}",
-            [],
-            "MC630",
-            "`engine.ray.resources` contains `GPU`, which follows from the recipe",
-        ),
+        ("{ray: {resources: {GPU: 8}}}", [], "MC630", "`engine.ray.resources` contains `GPU`, which follows from the recipe"),
         ("ssh", [], "MC602", "engine `ssh` needs `engine.ssh.hosts`, or `engine.ssh.hosts_file`"),
         ("{ssh: {hosts: [a, a]}}", [], "MC603", "host `a` is listed twice"),
-        (
-            "{ssh: {hosts: [a]}}",
-            ["cluster.nodes=2"],
-            "MC603",
-            "the recipe has 2 nodes, and `engine.ssh.hosts` lists 1 host",
-        ),
+        ("{ssh: {hosts: [a]}}", ["cluster.nodes=2"], "MC603", "the recipe has 2 nodes, and `engine.ssh.hosts` lists 1 host"),
         ("{commands: {lease: 0.5}}", [], "MC102", "`lease` must be at least 1 s, not 0.5"),
         ("{local: {lease: 5}}", [], "MC101", "`engine.local` has no key `lease`"),
     ],
-)
+)  # fmt: skip
 def test_mistakes(tmp_path: Path, engine: str, overrides: list[str], code: str, message: str) -> None:
     (found,) = loaded(tmp_path, engine, *overrides).report.diagnostics
     assert (found.code, found.message) == (code, message)

@@ -6,25 +6,11 @@ import pytest
 
 from meshctl.cli.completion.overrides import Outline, overrides
 from meshctl.diagnostics import Span
-from meshctl.recipe import field_types, model
+from meshctl.recipe import field_types, fields, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.engine_fields import OPTIONS
 from meshctl.recipe.field_types import Field, FieldReader, Section
-from meshctl.recipe.fields import (
-    BEST,
-    CHECKPOINT,
-    COMPONENT,
-    DISPATCH,
-    GROUP,
-    INPUT,
-    PARALLEL,
-    RECIPE,
-    RESTARTS,
-    RUN,
-    SECTIONS,
-    STAGE,
-    STOP,
-)
+from meshctl.recipe.fields import COMPONENT, DISPATCH, GROUP, INPUT, PARALLEL, RECIPE, RUN, SECTIONS, STAGE
 from meshctl.recipe.key_paths import field_at, section_at
 from meshctl.recipe.mistakes import ALIASES, correct, nearest_key
 from meshctl.recipe.section_types import Defaults, Nested
@@ -75,33 +61,25 @@ TREE = of_plain(
     },
     HERE,
 )
-EVERY = [
-    pytest.param(section, field, id=f"{section.name}.{field.key}")
-    for section in SECTIONS
-    for field in section.fields
-]
 
 
-@pytest.mark.parametrize(("section", "field"), EVERY)
-def test_every_field_is_known_wherever_keys_are(section: Section, field: Field) -> None:
-    path = (*PATHS[section.name], field.key)
-    assert field_at(path, TREE) == field
-    assert section.schema()["properties"][field.key]["description"] == field.doc
-    assert field.doc and len(field.doc) <= 220
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+def test_every_field_is_known_wherever_keys_are(section: Section) -> None:
+    described = section.schema()["properties"]
     values = FieldReader().section(Node({}, HERE), PATHS[section.name], section)
-    assert values[field.key] == field.value_if_absent
-    if field is not RECIPE.by_key["defaults"]:
-        proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
-        described = [label for text, label in proposed.items() if text.strip("+=.") == ".".join(path)]
-        assert described and {*described} == {field.doc}
-
-
-@pytest.mark.parametrize("field", [field for section in SECTIONS for field in section.fields])
-def test_every_type_is_read_and_described(field: Field) -> None:
-    assert field.type.schema()
-    own = FieldReader()
-    field.type.read(own, Node(BROKEN, HERE), ("x",))
-    assert own.wrong or isinstance(field.type, Defaults)
+    for field in section.fields:
+        path = (*PATHS[section.name], field.key)
+        assert field_at(path, TREE) == field and described[field.key]["description"] == field.doc
+        assert field.doc and len(field.doc) <= 220
+        assert values[field.key] == field.value_if_absent
+        if field is not RECIPE.by_key["defaults"]:
+            proposed = {one.text: one.description for one in overrides(Outline(TREE), "++" + ".".join(path))}
+            found = [label for text, label in proposed.items() if text.strip("+=.") == ".".join(path)]
+            assert found and {*found} == {field.doc}
+        own = FieldReader()
+        field.type.read(own, Node(BROKEN, HERE), ("x",))
+        assert field.type.schema() and (own.wrong or isinstance(field.type, Defaults))
+        assert not {*field.aliases.split()} & {*section.keys}  # an alias is no key of its own section
 
 
 def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +112,10 @@ def test_defaults_of_the_model_are_those_of_the_table() -> None:
         COMPONENT: (model.Component,),
         STAGE: (model.Stage,),
         RUN: (settings.Run,),
-        CHECKPOINT: (settings.Checkpoint,),
-        STOP: (settings.Stop,),
-        BEST: (settings.Best,),
-        RESTARTS: (settings.Restarts,),
+        fields.CHECKPOINT: (settings.Checkpoint,),
+        fields.STOP: (settings.Stop,),
+        fields.BEST: (settings.Best,),
+        fields.RESTARTS: (settings.Restarts,),
         PARALLEL: (model.Sizes,),
         DISPATCH: (model.DispatchWords,),
     }
@@ -151,21 +129,8 @@ def test_sections_are_where_the_table_states() -> None:
     assert section_at(("pipeline", "called", "in", "x", "dispatch"), TREE) is DISPATCH
     assert section_at(("pipeline", "called", "in", "x"), TREE) is INPUT
     assert section_at(("components", "nobody"), TREE) is COMPONENT
-    for path in (
-        ("groups",),
-        ("vars",),
-        ("vars", "x"),
-        ("run", "steps"),
-        ("run", "x", "y"),
-        ("pipeline", "s", "in"),
-    ):
-        assert section_at(path, TREE) is None
-
-
-def test_no_alias_is_a_key_of_its_own_section() -> None:
-    for section in SECTIONS:
-        for field in section.fields:
-            assert not {*field.aliases.split()} & {*section.keys}
+    for path in ("groups", "vars", "vars.x", "run.steps", "run.x.y", "pipeline.s.in"):
+        assert section_at(tuple(path.split(".")), TREE) is None
 
 
 def test_words_of_other_systems() -> None:

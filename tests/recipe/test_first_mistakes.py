@@ -39,69 +39,28 @@ class Actor(Component):
     def update(self, batch: Batch) -> dict[str, float]: ...
 """
 SOURCE, ACTOR = "group: data}", "group: train}"
+TYPED, STEPS, CPU = "use straight quotes", "steps: 2", "ranks: 2, device_type: cpu"
 CASES = {
     "a full-width colon": ("name: first", "name\uff1a first", "MC003", 1, "write `:`"),
-    "a ' in single quotes": (
-        *("name: first", "name: 'don't'", "MC003", 1),
-        "write `''` for a ' in single quotes",
-    ),
+    "a ' in single quotes": ("name: first", "name: 'don't'", "MC003", 1, "write `''` for a ' in single quotes"),
     "a glob": (SOURCE, "group: data, args: {path: *.jsonl}}", "MC003", 6, ""),
-    "an anchor that is not there": (
-        *("ranks: 2, device_type: cpu", "<<: *cpus, ranks: 2", "MC003", 4),
-        "write `&cpus` before a value above, or quote a text that begins with `*`",
-    ),
-    "typographic quotes in a name": (
-        "name: first",
-        "name: \u201cfirst\u201d",
-        "MC106",
-        1,
-        "use straight quotes",
-    ),
-    "typographic quotes around a list": (
-        *(SOURCE, "group: data, args: {path: \u201ca, b\u201d}}", "MC505", 6),
-        "use straight quotes",
-    ),
-    "typographic quotes around a metric": (
-        *("steps: 2", "steps: 2, show: [\u201cmetrics.loss\u201d]", "MC560", 11),
-        "use straight quotes",
-    ),
-    "Python's None": ("steps: 2", "steps: None", "MC102", 11, "leave the key out for no value"),
-    "restarts without a number": ("steps: 2", "steps: 2, restarts: true", "MC102", 11, ""),
-    "the folder of the run": (
-        *("steps: 2", 'steps: 2, dir: "${run_dir}/x"', "MC212", 11),
-        "write {run_dir}, without `$`",
-    ),
-    "an engine by a key": (
-        "steps: 2}",
-        "steps: 2}\nengine: {type: slurm}",
-        "MC101",
-        12,
-        "write `engine: slurm`",
-    ),
+    "an anchor that is not there": (CPU, "<<: *cpus, ranks: 2", "MC003", 4, "write `&cpus` before a value above, or quote a text that begins with `*`"),
+    "typographic quotes in a name": ("name: first", "name: \u201cfirst\u201d", "MC106", 1, TYPED),
+    "typographic quotes around a list": (SOURCE, "group: data, args: {path: \u201ca, b\u201d}}", "MC505", 6, TYPED),
+    "typographic quotes around a metric": (STEPS, "steps: 2, show: [\u201cmetrics.loss\u201d]", "MC560", 11, TYPED),
+    "Python's None": (STEPS, "steps: None", "MC102", 11, "leave the key out for no value"),
+    "restarts without a number": (STEPS, "steps: 2, restarts: true", "MC102", 11, ""),
+    "the folder of the run": (STEPS, 'steps: 2, dir: "${run_dir}/x"', "MC212", 11, "write {run_dir}, without `$`"),
+    "an engine by a key": ("steps: 2}", "steps: 2}\nengine: {type: slurm}", "MC101", 12, "write `engine: slurm`"),
     "a Cyrillic letter in a call": ("actor.update", "\u0430ctor.update", "MC511", 10, "U+0430"),
     "a Cyrillic letter in a group": (ACTOR, "group: tr\u0430in}", "MC500", 7, "U+0430"),
     "an assignment in env": ("ranks: 2,", "ranks: 2, env: [A=1],", "MC106", 4, "write {A: 1}"),
-    "names of nodes": (
-        "name: first",
-        "name: first\ncluster: {nodes: [a, b]}",
-        "MC102",
-        2,
-        "write 2; names of hosts",
-    ),
+    "names of nodes": ("name: first", "name: first\ncluster: {nodes: [a, b]}", "MC102", 2, "write 2; names of hosts"),
     "a component in `in`": ("in: batch", "in: source", "MC530", 10, "available: `batch`"),
     "a call in `in`": ("in: batch", "in: source.next", "MC530", 10, "available: `batch`"),
-    "a layout by its name": (
-        ACTOR,
-        "group: train, parallel: fsdp}",
-        "MC402",
-        7,
-        "write sizes: {fsdp_size: 2}",
-    ),
-    "gpus of a cluster": (
-        *("name: first", "name: first\ncluster: {gpus_per_node: 8}", "MC101", 2),
-        "did you mean `devices_per_node`?",
-    ),
-}
+    "a layout by its name": (ACTOR, "group: train, parallel: fsdp}", "MC402", 7, "write sizes: {fsdp_size: 2}"),
+    "gpus of a cluster": ("name: first", "name: first\ncluster: {gpus_per_node: 8}", "MC101", 2, "did you mean `devices_per_node`?"),
+}  # fmt: skip
 
 
 def errors(folder: Path, recipe: str, parts: str = PARTS, *overrides: str) -> list[tuple[str, int, str]]:

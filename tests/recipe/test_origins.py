@@ -54,30 +54,31 @@ def place(origin: Origin) -> str:
     return f"{origin.span.file}:{origin.span.line}:{origin.span.column}"
 
 
-def test_what_a_value_replaced(found: dict[str, Origin]) -> None:
-    assert [(was.value, was.span.file, was.span.line) for was in found["run.steps"].replaced] == [
-        (100, "recipe.yaml", 18)
-    ]
-    assert [(was.value, was.span.file) for was in found["vars.paint.size"].replaced] == [
-        (2, "paint/red.yaml")
-    ]
-    assert [was.value for was in found["vars.list.0"].replaced] == [1]
-    assert [was.value for was in found["vars.merged.two"].replaced] == [2]
-    assert found["vars.merged.one"].replaced == ()
-    assert [was.value for was in found["run.dir"].replaced] == ["runs"] and found["run.grace"].replaced == ()
-    assert found["vars.old"].replaced[0].value == {"token": HIDDEN}
-
-
-def test_where_it_was_written(found: dict[str, Origin]) -> None:
-    assert (found["run.steps"].kind, place(found["run.steps"])) == ("override", "override 1:1:11")
-    assert place(found["vars.new.a.b"]) == "override 3:1:19"
-    assert (found["vars.paint.color"].kind, place(found["vars.paint.color"])) == (
-        "file",
-        "paint/red.yaml:1:8",
-    )
-    assert place(found["vars.alias.one"]) == place(found["vars.merged.one"]) == "recipe.yaml:11:23"
-    assert found["name"].kind == "recipe"
-    assert found["run.grace"].kind == "file" and place(found["run.grace"]).endswith("conf/base.yaml:5:10")
+@pytest.mark.parametrize(
+    ("path", "kind", "written", "replaced"),
+    [
+        ("run.steps", "override", "override 1:1:11", [(100, "recipe.yaml")]),
+        ("vars.new.a.b", "override", "override 3:1:19", []),
+        ("vars.paint.color", "file", "paint/red.yaml:1:8", []),
+        ("vars.paint.size", "recipe", "recipe.yaml:9:17", [(2, "paint/red.yaml")]),
+        ("vars.alias.one", "recipe", "recipe.yaml:11:23", []),
+        ("vars.merged.one", "recipe", "recipe.yaml:11:23", []),
+        ("vars.merged.two", "recipe", "recipe.yaml:12:28", [(2, "recipe.yaml")]),
+        ("vars.list.0", "override", "override 2:1:12", [(1, "recipe.yaml")]),
+        ("vars.old", "override", "override 4:1:10", [({"token": HIDDEN}, "recipe.yaml")]),
+        ("name", "recipe", "recipe.yaml:5:7", []),
+        ("run.dir", "recipe", "recipe.yaml:18:24", [("runs", "conf/base.yaml")]),
+        ("run.grace", "file", "conf/base.yaml:5:10", []),
+    ],
+)
+def test_where_a_value_was_written_and_what_it_replaced(
+    found: dict[str, Origin], path: str, kind: str, written: str, replaced: list[tuple[Any, str]]
+) -> None:
+    origin = found[path]
+    assert origin.kind == kind and place(origin).endswith(written)
+    assert [was.value for was in origin.replaced] == [value for value, _ in replaced]
+    for was, (_, file) in zip(origin.replaced, replaced, strict=True):
+        assert was.span.file.endswith(file)
 
 
 def test_what_a_reference_comes_to(found: dict[str, Origin]) -> None:

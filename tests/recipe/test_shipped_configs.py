@@ -10,7 +10,7 @@ import pytest
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.folders import shipped
-from meshctl.recipe.load import load
+from meshctl.recipe.load import Loaded, load
 from tests.paths import ROOT
 
 RANKS = 16
@@ -55,10 +55,7 @@ PIPELINES = {
 RUNS = {"smoke": (3, 0), "short": (100, 50), "long": (10_000, 500), "one_epoch": (0, 500)}
 """Run preset -> (steps, steps between checkpoints)."""
 MODELS = {
-    "qwen3_tiny": (4, 2),
-    "qwen3_moe_tiny": (4, 2),
-    "qwen3_8b": (32, 36),
-    "qwen3_30b_a3b": (32, 48),
+    **{"qwen3_tiny": (4, 2), "qwen3_moe_tiny": (4, 2), "qwen3_8b": (32, 36), "qwen3_30b_a3b": (32, 48)},
     "smollm2": (9, 30),
 }
 """Model -> (heads, layers)."""
@@ -69,8 +66,7 @@ SAMPLERS = {"hf": "meshctl.hf.Sampler", "vllm": "meshctl.vllm.Sampler"}
 ROLLOUTS = {"laptop": {"rollout": 2, "judge": 1}, "node8": {"rollout": 4, "judge": 2}}
 """Rollouts -> the ranks of their groups."""
 DISTILL = {
-    "laptop": {"rollout": 1, "teacher": 1, "judge": 1},
-    "node8": {"rollout": 2, "teacher": 2, "judge": 2},
+    name: dict.fromkeys(("rollout", "teacher", "judge"), each) for name, each in (("laptop", 1), ("node8", 2))
 }
 """Distillation -> the ranks of its groups."""
 
@@ -115,20 +111,21 @@ components:
 """
 
 
+def resolved(loaded: Loaded) -> Plan:
+    assert [found for found in loaded.report.diagnostics if found.severity != "note"] == []
+    return resolve(loaded.recipe, loaded.endpoints)
+
+
 def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
     """Resolves a recipe that must have neither errors nor warnings."""
     (folder / "pieces.py").write_text(CODE)
     (folder / "r.yaml").write_text(text)
-    loaded = load("r.yaml", overrides, folder, environ={}, detect=lambda: "cpu")
-    assert [found for found in loaded.report.diagnostics if found.severity != "note"] == []
-    return resolve(loaded.recipe, loaded.endpoints)
+    return resolved(load("r.yaml", overrides, folder, environ={}, detect=lambda: "cpu"))
 
 
 def plan_of_recipe(name: str, *overrides: str) -> Plan:
     """Resolves a shipped recipe, which must have neither errors nor warnings."""
-    loaded = load(f"{name}.yaml", overrides, ROOT / "recipes", environ={}, detect=lambda: "cpu")
-    assert [found for found in loaded.report.diagnostics if found.severity != "note"] == []
-    return resolve(loaded.recipe, loaded.endpoints)
+    return resolved(load(f"{name}.yaml", overrides, ROOT / "recipes", environ={}, detect=lambda: "cpu"))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -171,6 +168,8 @@ def test_layout(tmp_path: Path, option: str) -> None:
     mesh = plan_of(tmp_path, text, f"groups.train.ranks={RANKS}").component("trainer").mesh
     assert {dim: mesh.size(dim) for dim in LAYOUTS[option]} == LAYOUTS[option]
     assert mesh.world_size == RANKS
+    first = (shipped() / "layout" / f"{option}.yaml").read_text().splitlines()[0]
+    assert first.startswith("# ") and first.endswith(".")  # its description
 
 
 @pytest.mark.parametrize("option", GROUPS)
@@ -193,12 +192,9 @@ def test_placement(tmp_path: Path, option: str) -> None:
 
 @pytest.mark.parametrize("option", CLUSTERS)
 def test_cluster(tmp_path: Path, option: str) -> None:
-    ranks = 8 * CLUSTERS[option]
-    plan = plan_of(
-        tmp_path, BASE.replace("GROUPS", "node"), f"+cluster={option}", f"groups.train.ranks={ranks}"
-    )
-    assert plan.cluster.nodes == CLUSTERS[option]
-    assert plan.group("train").devices == ((0, ranks),)
+    ranks, text = 8 * CLUSTERS[option], BASE.replace("GROUPS", "node")
+    plan = plan_of(tmp_path, text, f"+cluster={option}", f"groups.train.ranks={ranks}")
+    assert (plan.cluster.nodes, plan.group("train").devices) == (CLUSTERS[option], ((0, ranks),))
 
 
 @pytest.mark.parametrize("option", PIPELINES)
@@ -237,16 +233,16 @@ def test_sampler(option: str) -> None:
     assert plan_of_recipe("grpo", f"sampler={option}").component("sampler").target == SAMPLERS[option]
 
 
-@pytest.mark.parametrize("option", ROLLOUTS)
-def test_rollouts(option: str) -> None:
-    plan = plan_of_recipe("grpo", f"scale={option}")
-    assert {name: plan.group(name).workers for name in ROLLOUTS[option]} == ROLLOUTS[option]
-
-
-@pytest.mark.parametrize("option", DISTILL)
-def test_distill(option: str) -> None:
-    plan = plan_of_recipe("distill_on_policy", f"scale={option}")
-    assert {name: plan.group(name).workers for name in DISTILL[option]} == DISTILL[option]
+@pytest.mark.parametrize(
+    ("recipe", "option", "workers"),
+    [
+        *(("grpo", *item) for item in ROLLOUTS.items()),
+        *(("distill_on_policy", *item) for item in DISTILL.items()),
+    ],
+)
+def test_rollouts(recipe: str, option: str, workers: dict[str, int]) -> None:
+    plan = plan_of_recipe(recipe, f"scale={option}")
+    assert {name: plan.group(name).workers for name in workers} == workers
 
 
 @pytest.mark.parametrize("option", RUNS)

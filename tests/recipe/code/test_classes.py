@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -83,94 +84,69 @@ FILES = {
 }
 
 
-@pytest.fixture
-def code(tmp_path: Path) -> Code:
-    from textwrap import dedent
-
-    for name, text in FILES.items():
-        path = tmp_path / name
+def write(folder: Path, files: dict[str, str]) -> Code:
+    for name, text in files.items():
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(dedent(text), encoding="utf-8")
-    return Code((str(tmp_path),))
+    return Code((str(folder),))
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    return write(tmp_path, FILES)
+
+
+def found_in(code: Code, target: str) -> Class:
+    found = code.find(target)
+    assert isinstance(found, Class) and code.find(target) is found, found
+    return found
 
 
 def test_a_component_and_its_endpoints(code: Code) -> None:
-    found = code.find("plain.Direct")
-    assert isinstance(found, Class) and found.is_component and found.is_complete
-    assert set(found.endpoints) == {"go"}
+    found = found_in(code, "plain.Direct")
+    assert found.is_component and found.is_complete and set(found.endpoints) == {"go"}
     go = found.endpoints["go"]
     assert (go.dispatch, go.collect, go.execute) == ("slice_dp", "mean", "first")
-    assert go.signature.keywords == ("batch", "extra", "scale")
-    assert found.constructor == Signature()
+    assert go.signature.keywords == ("batch", "extra", "scale") and found.constructor == Signature()
 
 
 def test_names_are_followed_through_packages_imports_and_bases(code: Code) -> None:
-    kitchen = code.find("house.Kitchen")
-    assert isinstance(kitchen, Class) and kitchen.is_component
-    assert set(kitchen.endpoints) == {"stand"}
+    kitchen = found_in(code, "house.Kitchen")
     takes = kitchen.constructor
-    assert takes and (takes.keywords, takes.required, takes.has_kwargs) == (
-        ("size", "depth"),
-        ("size",),
-        True,
-    )
-    for target in ("house.rooms.Bath", "plain.Aliased", "plain.Other", "plain.Either", "generic.G"):
-        found = code.find(target)
-        assert isinstance(found, Class) and found.is_component, target
-
-
-def test_a_class_that_is_no_component_differs_from_an_unknown_one(code: Code) -> None:
-    plain, chest, torchy = code.find("plain.Unrelated"), code.find("house.Chest"), code.find("torchy.M")
-    assert isinstance(plain, Class) and plain.is_component is False
-    assert isinstance(chest, Class) and chest.is_component is None and chest.constructor is None
-    assert isinstance(torchy, Class) and torchy.is_component and not torchy.is_complete
-    assert isinstance(code.find("cycle.A"), Class)
-
-
-@pytest.mark.parametrize("name", ["Direct", "Renamed", "Dotted", "Under", "Assigned", "Far"])
-def test_a_class_of_a_library_is_no_component(code: Code, name: str) -> None:
-    """The result does not depend on whether the library is installed, so that a recipe is judged alike on
-    every machine."""
-    found = code.find(f"net.{name}")
-    assert (
-        isinstance(found, Class) and found.is_component is False and found.foreign_base == "torch.nn.Module"
-    )
+    assert kitchen.is_component and set(kitchen.endpoints) == {"stand"} and takes
+    assert (takes.keywords, takes.required, takes.has_kwargs) == (("size", "depth"), ("size",), True)
 
 
 @pytest.mark.parametrize(
-    "target", ["farther.Farther", "net.Threads", "built.Mapping", "built.Wrong", "built.Plain"]
+    ("is_component", "targets"),
+    [
+        (True, "house.rooms.Bath plain.Aliased plain.Other plain.Either generic.G torchy.M"),
+        (True, "star.Aliased net.Star farther.Starred both.Old"),  # names that come with all others
+        (False, "plain.Unrelated farther.Farther net.Threads built.Mapping built.Wrong built.Plain"),
+        # A class of a library is none, whether the library is installed or not.
+        (False, "net.Direct net.Renamed net.Dotted net.Under net.Assigned net.Far"),
+        (None, "house.Chest net.Both cycle.A"),
+    ],
 )
-def test_wherever_its_base_is(code: Code, target: str) -> None:
-    found = code.find(target)
-    assert isinstance(found, Class) and found.is_component is False
-
-
-def test_a_class_with_an_unknown_base_is_unknown(code: Code) -> None:
-    found = code.find("net.Both")
-    assert isinstance(found, Class) and found.is_component is None
+def test_which_classes_are_components(code: Code, is_component: bool | None, targets: str) -> None:
+    for target in targets.split():
+        found = found_in(code, target)
+        assert found.target == target and (found.is_component is is_component or target == "cycle.A"), target
+        if target.startswith("net.") and is_component is False and target != "net.Threads":
+            assert found.foreign_base == "torch.nn.Module"
+        if target in ("star.Aliased", "net.Star", "farther.Starred", "both.Old"):
+            assert set(found.endpoints) == {"go"}
+    assert found_in(code, "house.Chest").constructor is None and not found_in(code, "torchy.M").is_complete
 
 
 def test_a_library_of_the_recipe_itself_is_read(code: Code, tmp_path: Path) -> None:
-    (tmp_path / "ray.py").write_text(
-        "from meshctl import Component as Ray\nfrom nowhere import Else\n", encoding="utf-8"
+    own = "import ray\nclass A(ray.Ray): ...\nclass B(ray.Else): ...\n"
+    code = write(
+        tmp_path,
+        {"ray.py": "from meshctl import Component as Ray\nfrom nowhere import Else\n", "mine.py": own},
     )
-    (tmp_path / "mine.py").write_text(
-        "import ray\nclass A(ray.Ray): ...\nclass B(ray.Else): ...\n", encoding="utf-8"
-    )
-    own, strange = code.find("mine.A"), code.find("mine.B")
-    assert isinstance(own, Class) and own.is_component
-    assert isinstance(strange, Class) and strange.is_component is None
-
-
-def test_names_that_come_with_all_others_are_followed(code: Code) -> None:
-    for target in ("star.Aliased", "net.Star", "farther.Starred", "both.Old"):
-        found = code.find(target)
-        assert (
-            isinstance(found, Class)
-            and found.is_component
-            and set(found.endpoints) == {"go"}
-            and found.target == target
-        )
+    assert found_in(code, "mine.A").is_component and found_in(code, "mine.B").is_component is None
 
 
 MANY = ", ".join("abcdefghij")
@@ -188,10 +164,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", ["circle", "wide", "stars", "long", "elifs"])
-def test_source_that_goes_in_circles_ends(code: Code, tmp_path: Path, name: str) -> None:
-    for file, text in HOSTILE.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    assert isinstance(code.find(f"{name}.X"), Class | Unread)
+def test_source_that_goes_in_circles_ends(tmp_path: Path, name: str) -> None:
+    assert isinstance(write(tmp_path, HOSTILE).find(f"{name}.X"), Class | Unread)
 
 
 def test_of_thousands_of_star_imports_some_are_followed(
@@ -207,25 +181,17 @@ def test_of_thousands_of_star_imports_some_are_followed(
     assert isinstance(code.find("large.X1"), Unread) and len(set(read)) < 100
 
 
-def test_a_class_is_read_once(code: Code) -> None:
-    assert code.find("plain.Direct") is code.find("plain.Direct")
-
-
 @pytest.mark.parametrize("target", ["broken.X", "star.X", "circle_a.X", "compiled.X", "plain.Made"])
 def test_what_cannot_be_read_is_reported(code: Code, target: str) -> None:
     assert isinstance(code.find(target), Unread)
 
 
-def test_what_is_not_there(code: Code) -> None:
+def test_what_is_not_there_or_unknown(code: Code) -> None:
     assert code.find("nowhere.at.X") == NotFound("nowhere")
     assert code.find("house.cellar.X") == NotFound("house.cellar")
     found = code.find("plain.Direkt")
     assert isinstance(found, NotFound) and found.has_module and "Direct" in found.names
-
-
-def test_the_constructor_of_a_dataclass_is_unknown(code: Code) -> None:
-    found = code.find("data.D")
-    assert isinstance(found, Class) and found.constructor is None
+    assert found_in(code, "data.D").constructor is None  # of a dataclass
 
 
 SIGNATURES = """
@@ -270,17 +236,12 @@ SIGNATURES = """
 
 @pytest.fixture
 def signatures(tmp_path: Path) -> Code:
-    from textwrap import dedent
-
-    (tmp_path / "sig.py").write_text(dedent(SIGNATURES))
-    return Code((str(tmp_path),))
+    return write(tmp_path, {"sig.py": SIGNATURES})
 
 
 def test_the_parameters_of_a_constructor(signatures: Code) -> None:
-    found = signatures.find("sig.Takes")
-    assert isinstance(found, Class) and found.constructor
-    takes = found.constructor
-    assert takes.positional == ("a", "b") and takes.has_varargs and takes.has_kwargs
+    takes = found_in(signatures, "sig.Takes").constructor
+    assert takes and takes.positional == ("a", "b") and takes.has_varargs and takes.has_kwargs
     assert takes.keywords == ("b", "c", "d", "e", "f", "g", "h", "i", "j", "k")
     assert takes.required == ("a", "e", "f", "g", "h", "i", "j")
     assert {name: (sorted(hint.kinds), hint.words) for name, hint in takes.hints.items()} == {
@@ -296,8 +257,7 @@ def test_the_parameters_of_a_constructor(signatures: Code) -> None:
 
 
 def test_the_inputs_results_and_metrics_of_endpoints(signatures: Code) -> None:
-    found = signatures.find("sig.Takes")
-    assert isinstance(found, Class)
+    found = found_in(signatures, "sig.Takes")
     named, wrong = found.endpoints["named"], found.endpoints["wrong"]
     assert {name: set(hint.kinds) for name, hint in named.signature.hints.items()} == {
         "batch": {"batch"},
@@ -311,47 +271,29 @@ def test_the_inputs_results_and_metrics_of_endpoints(signatures: Code) -> None:
 
 
 def test_what_no_object_can_be_made_of(signatures: Code) -> None:
-    unwritten = {
-        name: found.abstract_methods
-        for name in ("Shape", "Square", "Whole")
-        if isinstance(found := signatures.find(f"sig.{name}"), Class)
-    }
-    assert unwritten == {"Shape": ("area", "name"), "Square": ("name",), "Whole": ()}
+    for name, methods in {"Shape": ("area", "name"), "Square": ("name",), "Whole": ()}.items():
+        assert found_in(signatures, f"sig.{name}").abstract_methods == methods
     assert signatures.find("sig.function") == NoClass("a function")
 
 
-VALUES = [
-    (3, {"int", "float"}),
-    (3.5, {"float"}),
-    (True, {"bool"}),
-    ("x", {"text"}),
-    (None, {"nothing"}),
-    ([1], {"list"}),
-    ({}, {"mapping"}),
-]
-
-
-@pytest.mark.parametrize(("value", "kinds"), VALUES)
-def test_which_values_a_hint_accepts(value: object, kinds: set[str]) -> None:
-    for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
-        assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
-    assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))
+def test_which_values_a_hint_accepts() -> None:
+    values = [(3, {"int", "float"}), (3.5, {"float"}), (True, {"bool"}), ("x", {"text"}), (None, {"nothing"})]
+    for value, kinds in [*values, ([1], {"list"}), ({}, {"mapping"})]:
+        for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
+            assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
+        assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))
     assert Hint(frozenset({"int"})).takes("${oc.env:X}")
 
 
 def test_the_first_folder_wins(tmp_path: Path) -> None:
     for folder, name in (("one", "A"), ("two", "B")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mod.py").write_text(
-            f"from meshctl import Component\nclass {name}(Component): ...\n"
-        )
+        write(tmp_path / folder, {"mod.py": f"from meshctl import Component\nclass {name}(Component): ...\n"})
     code = Code((str(tmp_path / "one"), str(tmp_path / "two")))
     assert isinstance(code.find("mod.A"), Class) and isinstance(code.find("mod.B"), NotFound)
 
 
 def test_installed_code_is_found() -> None:
-    found = Code(tuple(sys.path)).find("omegaconf.DictConfig")
-    assert isinstance(found, Class) and found.is_component is not True
+    assert found_in(Code(tuple(sys.path)), "omegaconf.DictConfig").is_component is not True
 
 
 REEXPORTS = {
@@ -389,22 +331,13 @@ IMPORTS = {
 }
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    from textwrap import dedent
-
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(dedent(text), encoding="utf-8")
-
-
 @pytest.mark.parametrize("line", IMPORTS)
 def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, line: str) -> None:
     prefix = IMPORTS[line]
     decorated = f"@{prefix}endpoint(collect='mean')\n    def go(self, batch: {prefix}Batch): ..."
-    write(tmp_path, {**REEXPORTS, "mine.py": f"{line}\nclass X({prefix}Component):\n    {decorated}\n"})
-    found = Code((str(tmp_path),)).find("mine.X")
-    assert isinstance(found, Class) and found.is_component and found.is_complete
+    mine = f"{line}\nclass X({prefix}Component):\n    {decorated}\n"
+    found = found_in(write(tmp_path, {**REEXPORTS, "mine.py": mine}), "mine.X")
+    assert found.is_component and found.is_complete
     assert found.endpoints["go"].collect == "mean"
     assert found.endpoints["go"].signature.hints["batch"] == Hint(frozenset({"batch"}))
 
@@ -412,20 +345,20 @@ def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, 
 @pytest.mark.parametrize("module", ["loop_a", "starred_a"])
 def test_exports_that_go_in_circles_are_not_known(tmp_path: Path, module: str) -> None:
     text = f"from {module} import Component, endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
-    write(tmp_path, {**REEXPORTS, "mine.py": text})
-    found = Code((str(tmp_path),)).find("mine.X")
-    assert isinstance(found, Class) and found.is_component is None and not found.endpoints
+    found = found_in(write(tmp_path, {**REEXPORTS, "mine.py": text}), "mine.X")
+    assert found.is_component is None and not found.endpoints
 
 
 def test_a_function_that_is_only_named_endpoint_is_none(tmp_path: Path) -> None:
     own = "def endpoint(method): return method\n"
     text = "from meshctl import Component\nfrom own import endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
-    write(tmp_path, {"own.py": own, "mine.py": text})
-    found = Code((str(tmp_path),)).find("mine.X")
-    assert isinstance(found, Class) and found.is_component and not found.endpoints
+    found = found_in(write(tmp_path, {"own.py": own, "mine.py": text}), "mine.X")
+    assert found.is_component and not found.endpoints
 
 
-def test_libraries_are_not_read_for_decorators_and_annotations(tmp_path: Path) -> None:
+def test_libraries_are_not_read_for_decorators_and_annotations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = """
         import torch
         from meshctl import Component
@@ -434,15 +367,10 @@ def test_libraries_are_not_read_for_decorators_and_annotations(tmp_path: Path) -
             def go(self, x: torch.Tensor): ...
     """
     write(tmp_path, {"mine.py": text})
-    code = Code((str(tmp_path),), sys.path)
+    code, read = Code((str(tmp_path),), sys.path), list[str]()
     assert isinstance(code.find("mine.X"), Class)
-    read: list[str] = []
-    code.module = lambda name: read.append(name)  # type: ignore[assignment, method-assign, func-returns-value, return-value]
-    code.meaning(code_module(tmp_path), "torch.Tensor")
+    module = code.module("mine")
+    assert isinstance(module, Module)
+    monkeypatch.setattr(Sources, "module", lambda self, name: read.append(name))
+    code.meaning(module, "torch.Tensor")
     assert not [name for name in read if name.startswith("torch")]
-
-
-def code_module(folder: Path) -> Module:
-    found = Code((str(folder),)).module("mine")
-    assert isinstance(found, Module)
-    return found

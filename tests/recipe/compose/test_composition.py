@@ -28,27 +28,22 @@ ANYWHERE = {
 def test_composes_from_any_path_and_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files are named as the user would."""
     recipe = write(tmp_path, ANYWHERE)
-    results = []
-    for cwd in (tmp_path, recipe.parent, Path("/")):
+    near = (
+        (tmp_path, "far away/near.yaml"),
+        (recipe.parent, "near.yaml"),
+        (Path("/usr"), str(tmp_path / "far away/near.yaml")),
+    )
+    for cwd, name in near:
         monkeypatch.chdir(cwd)
-        results.append(plain(composed(recipe, "+other@vars.paint2=blue", cwd=cwd).tree))
-    assert results[0]["vars"] == {
-        "near": 1,
-        "nearer": 2,
-        "paint": {"color": "red"},
-        "paint2": {"color": "blue"},
-    }
-    assert results[0]["run"]["dir"] == "runs"
-    assert results[0] == results[1] == results[2]
-
-
-def test_files_are_named_as_the_user_would(tmp_path: Path) -> None:
-    recipe = write(tmp_path, ANYWHERE)
-    near = composed(recipe, cwd=tmp_path).tree.at(("vars", "near"))
-    assert near is not None and near.span.file == "far away/near.yaml"
-    outside = composed(recipe, cwd=Path("/usr")).tree.at(("vars", "near"))
-    assert outside is not None and outside.span.file == str(tmp_path / "far away/near.yaml")
+        tree = composed(recipe, "+other@vars.paint2=blue", cwd=cwd).tree
+        paints = {"paint": {"color": "red"}, "paint2": {"color": "blue"}}
+        assert (
+            plain(tree)["vars"] == {"near": 1, "nearer": 2, **paints} and plain(tree)["run"]["dir"] == "runs"
+        )
+        node = tree.at(("vars", "near"))
+        assert node is not None and node.span.file == name
 
 
 KEY_GROUPS = {
@@ -80,6 +75,8 @@ KEY_GROUPS = {
         (["cluster={nodes: 2}"], "cluster", {"nodes": 2}),
         (["run=null"], "run", None),
         (["run=[]"], "run", []),
+        (["~run"], "run", None),
+        (["~groups.b"], "groups", {"a": {"ranks": 1}}),
     ],
 )
 def test_a_group_can_be_called_like_a_key_that_holds_a_mapping(
@@ -87,13 +84,7 @@ def test_a_group_can_be_called_like_a_key_that_holds_a_mapping(
 ) -> None:
     result = composed(write(tmp_path, KEY_GROUPS), *overrides)
     assert not result.found
-    assert plain(result.tree)[key] == expected
-
-
-def test_the_values_of_a_group_called_like_a_key_are_deleted(tmp_path: Path) -> None:
-    result = composed(write(tmp_path, KEY_GROUPS), "~run", "~groups.b")
-    assert not result.found
-    assert plain(result.tree) == {"groups": {"a": {"ranks": 1}}}
+    assert plain(result.tree).get(key) == expected
 
 
 def test_an_absent_option_of_a_group_called_like_a_key(tmp_path: Path) -> None:
@@ -114,24 +105,49 @@ def test_a_defaults_list_refers_to_its_other_choices_and_not_to_values(tmp_path:
     assert [found.code for found in composed(write(tmp_path, values | files)).found] == ["MC208"]
 
 
-def test_a_folder_called_like_a_key_that_holds_one_value_is_no_group(tmp_path: Path) -> None:
-    recipe = write(
-        tmp_path, {"recipe.yaml": "name: x\nseed: 1\n", "seed/a.yaml": "x: 1\n", "name/b.yaml": "y: 1\n"}
-    )
-    assert plain(composed(recipe, "seed=3", "name=b").tree) == {"name": "b", "seed": 3}
-
-
-def test_a_recipe_may_be_called_like_what_it_includes(tmp_path: Path) -> None:
-    recipe = write(tmp_path, {"base.yaml": "defaults: [layout@vars.x: dp]\nname: mine\n"})
-    assert plain(composed(recipe).tree) == {"vars": {"x": {"dp_size": "auto"}}, "name": "mine"}
+@pytest.mark.parametrize(
+    ("files", "overrides", "expected"),
+    [
+        # A folder called like a key that holds one value is no group.
+        (
+            {"recipe.yaml": "name: x\nseed: 1\n", "seed/a.yaml": "x: 1\n", "name/b.yaml": "y: 1\n"},
+            ["seed=3", "name=b"],
+            {"name": "b", "seed": 3},
+        ),
+        # A recipe may be called like what it includes.
+        (
+            {"base.yaml": "defaults: [layout@vars.x: dp]\nname: mine\n"},
+            [],
+            {"vars": {"x": {"dp_size": "auto"}}, "name": "mine"},
+        ),
+        (
+            {
+                "recipe.yaml": "defaults: [paint: red, _self_]\n",
+                "paint/red.yaml": "# @package vars.x\na: 1\n",
+            },
+            [],
+            {"vars": {"x": {"a": 1}}},
+        ),
+        # A key of recipes needs no plus.
+        (
+            {"recipe.yaml": "groups: {a: {ranks: 1}}\n"},
+            ["run.steps=3", "run.checkpoint.every=2", "groups.a.device_type=cpu", "seed=1"],
+            {
+                "groups": {"a": {"ranks": 1, "device_type": "cpu"}},
+                "run": {"steps": 3, "checkpoint": {"every": 2}},
+                "seed": 1,
+            },
+        ),
+    ],
+)
+def test_recipes(tmp_path: Path, files: dict[str, str], overrides: list[str], expected: object) -> None:
+    result = composed(write(tmp_path, files), *overrides)
+    assert not result.found and plain(result.tree) == expected
 
 
 def test_shadowing_is_a_warning(tmp_path: Path) -> None:
-    recipe = write(
-        tmp_path,
-        {"recipe.yaml": "defaults: [layout@vars.x: fsdp]\n", "conf/layout/fsdp.yaml": "fsdp_size: 3\n"},
-    )
-    result = composed(recipe)
+    files = {"recipe.yaml": "defaults: [layout@vars.x: fsdp]\n", "conf/layout/fsdp.yaml": "fsdp_size: 3\n"}
+    result = composed(write(tmp_path, files))
     assert [(found.code, found.severity) for found in result.found] == [("MC210", "warning")]
     assert plain(result.tree) == {"vars": {"x": {"fsdp_size": 3}}}
 
@@ -158,12 +174,8 @@ def test_every_value_has_its_span(tmp_path: Path) -> None:
         "vars.new.a": ("override 2", 1, 15, 1),
     }
     size = tree.at(("vars", "paint", "size"))
-    assert (
-        size is not None
-        and size.was is not None
-        and (size.was.value, size.was.span.file) == (2, "paint/red.yaml")
-    )
-    assert size.key is not None and (size.key.line, size.key.column, size.key.width) == (5, 11, 4)
+    assert size and size.was and (size.was.value, size.was.span.file) == (2, "paint/red.yaml")
+    assert size.key and (size.key.line, size.key.column, size.key.width) == (5, 11, 4)
 
 
 # Layouts
@@ -176,38 +188,25 @@ LAYOUTS = {
 }
 
 
+HSDP = {"dp_size": 2, "fsdp_size": "auto"}
+ACTOR = "components.actor.parallel"
 CASES = [
-    ("recipe", ["layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
-    ("recipe", ["+layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
+    ("recipe", [f"layout@{ACTOR}=hsdp"], "actor", HSDP),
+    ("recipe", [f"+layout@{ACTOR}=hsdp"], "actor", HSDP),
     ("recipe", ["layout@components.other.parallel=dp"], "other", {"dp_size": "auto"}),
     ("recipe", ["layout@components.bare.parallel=dp"], "bare", {"dp_size": "auto"}),
-    (
-        "recipe",
-        ["layout@components.actor.parallel=mine"],
-        "actor",
-        {"dp_size": 2, "fsdp_size": "auto", "tp_size": 3},
-    ),
-    ("recipe", ["components.actor.parallel={dp_size: 4}"], "actor", {"dp_size": 4}),
-    ("recipe", ["components.actor.parallel=other"], "actor", "other"),
-    ("recipe", ["components.actor.parallel.tp_size=8"], "actor", {"fsdp_size": "auto", "tp_size": 8}),
-    (
-        "recipe",
-        ["components.actor.parallel.pp_size=2"],
-        "actor",
-        {"fsdp_size": "auto", "tp_size": 2, "pp_size": 2},
-    ),
+    ("recipe", [f"layout@{ACTOR}=mine"], "actor", {**HSDP, "tp_size": 3}),
+    ("recipe", [f"{ACTOR}={{dp_size: 4}}"], "actor", {"dp_size": 4}),
+    ("recipe", [f"{ACTOR}=other"], "actor", "other"),
+    ("recipe", [f"{ACTOR}.tp_size=8"], "actor", {"fsdp_size": "auto", "tp_size": 8}),
+    ("recipe", [f"{ACTOR}.pp_size=2"], "actor", {"fsdp_size": "auto", "tp_size": 2, "pp_size": 2}),
     ("recipe", ["components.bare.parallel.tp_size=8"], "bare", {"tp_size": 8}),
-    ("recipe", ["~components.actor.parallel.tp_size"], "actor", {"fsdp_size": "auto"}),
-    (
-        "recipe",
-        ["components.actor.parallel.tp_size=8", "layout@components.actor.parallel=dp"],
-        "actor",
-        {"dp_size": "auto", "tp_size": 8},
-    ),
+    ("recipe", [f"~{ACTOR}.tp_size"], "actor", {"fsdp_size": "auto"}),
+    ("recipe", [f"{ACTOR}.tp_size=8", f"layout@{ACTOR}=dp"], "actor", {"dp_size": "auto", "tp_size": 8}),
     ("named", [], "actor", {"fsdp_size": "auto", "tp_size": 4}),
-    ("named", ["layout@components.actor.parallel=hsdp"], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
-    ("child", [], "actor", {"dp_size": 2, "fsdp_size": "auto"}),
-    ("child", ["layout@components.actor.parallel=tp2"], "actor", {"dp_size": "auto", "tp_size": 2}),
+    ("named", [f"layout@{ACTOR}=hsdp"], "actor", HSDP),
+    ("child", [], "actor", HSDP),
+    ("child", [f"layout@{ACTOR}=tp2"], "actor", {"dp_size": "auto", "tp_size": 2}),
 ]
 
 
@@ -230,43 +229,12 @@ def test_a_mandatory_layout_is_chosen_on_the_command_line(tmp_path: Path) -> Non
     assert not result.found and plain(result.tree)["components"]["a"]["parallel"] == {"dp_size": "auto"}
 
 
-def test_a_key_of_recipes_needs_no_plus(tmp_path: Path) -> None:
-    recipe = write(tmp_path, {"recipe.yaml": "groups: {a: {ranks: 1}}\n"})
-    result = composed(recipe, "run.steps=3", "run.checkpoint.every=2", "groups.a.device_type=cpu", "seed=1")
-    assert not result.found
-    assert plain(result.tree) == {
-        "groups": {"a": {"ranks": 1, "device_type": "cpu"}},
-        "run": {"steps": 3, "checkpoint": {"every": 2}},
-        "seed": 1,
-    }
-
-
 ENTRY_PIECES = [
-    "./",
-    "../",
-    "/",
-    "extra",
-    "recipe",
-    "paint",
-    "red",
-    "@",
-    "_here_",
-    "_global_",
-    "_group_",
-    "vars",
-    ".",
-    " ",
-    "optional ",
-    "override ",
+    *("./", "../", "/", "extra", "recipe", "paint", "red", "@", "_here_", "_global_", "_group_", "vars", "."),
+    *(" ", "optional ", "override ", "${vars.a}", "???", "_self_", ":", "hydra", "\\", "é", "*", "conf"),
+    ".yaml",
 ]
-
-
-ENTRY_PIECES += ["${vars.a}", "???", "_self_", ":", "hydra", "\\", "é", "*", "conf", ".yaml"]
-
-
 NAMES = st.lists(st.sampled_from(ENTRY_PIECES), max_size=4).map("".join)
-
-
 ENTRIES = st.one_of(
     NAMES,
     st.dictionaries(NAMES, st.one_of(NAMES, st.lists(NAMES, max_size=2), SCALARS), max_size=2),
@@ -287,11 +255,6 @@ def test_no_defaults_list_raises(first: Any, second: Any, tmp_path: Path) -> Non
         "paint/red.yaml": {"a": 1},
     }
     composed(write(tmp_path, {name: yaml.safe_dump(content) for name, content in files.items()}))
-
-
-def test_a_package_header_is_obeyed(tmp_path: Path) -> None:
-    files = {"recipe.yaml": "defaults: [paint: red, _self_]\n", "paint/red.yaml": "# @package vars.x\na: 1\n"}
-    assert plain(composed(write(tmp_path, files)).tree) == {"vars": {"x": {"a": 1}}}
 
 
 PAINT = {"paint/red.yaml": "a: 1\n", "paint/blue.yaml": "a: 2\n", "size/red.yaml": "b: 1\n"}
@@ -325,13 +288,3 @@ def test_a_wrong_header_is_reported(tmp_path: Path) -> None:
     files = {"recipe.yaml": "defaults: [paint: red]\n", "paint/red.yaml": "# @package a b\nx: 1\n"}
     (found,) = composed(write(tmp_path, files)).found
     assert found.primary is not None and (found.code, found.primary.file) == ("MC208", "paint/red.yaml")
-
-
-def test_includes_without_end_are_refused(tmp_path: Path) -> None:
-    files = {f"f{n}.yaml": f"defaults: [./f{n + 1}@a, ./f{n + 1}@b]\n" for n in range(15)}
-    result = composed(write(tmp_path, files | {"f15.yaml": "x: 1\n"}))
-    assert [(found.code, found.message) for found in result.found] == [
-        ("MC208", "the defaults lists include more than 500 files, the limit for a recipe")
-    ]
-    many = {"many.yaml": f"defaults: [{'./f15, ' * 1000}_self_]\n", "f15.yaml": "x: 1\n"}
-    assert [found.code for found in composed(write(tmp_path, many)).found] == ["MC208"]

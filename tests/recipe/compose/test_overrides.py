@@ -66,7 +66,7 @@ def test_the_smallest_wrong_piece_is_marked(override: str, piece: str) -> None:
         ("cluster.devices_per_node.cudaa=3", "did you mean `cluster.devices_per_node.cuda`?"),
         ("components.sampler.args.max_token=1", "did you mean `components.sampler.args.max_new_tokens`?"),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_suggests_what_would_work(override: str, help: str) -> None:
     assert [one.help for one in found(override)] == ([help] if help else [])
 

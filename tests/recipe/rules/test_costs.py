@@ -48,7 +48,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     return {"cluster": {"nodes": nodes, "devices_per_node": each}, "groups": groups}
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(clusters())
 def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
@@ -75,21 +75,17 @@ def test_idle_devices_are_those_that_no_group_lists(recipe: dict[str, Any]) -> N
             assert re.match(rf"(all |number )?\d+(-\d+)? of nodes? {node}\b", first)
 
 
-def test_devices_beyond_an_unstated_cluster_are_not_idle() -> None:
-    groups = {"train": {"ranks": 3, "device_type": "cuda"}}
-    assert not list(devices_are_used(facts_of({"cluster": {"nodes": 2}, "groups": groups})))
-    assert list(devices_are_used(facts_of({"cluster": {"devices_per_node": 4}, "groups": groups})))
-    on_cpu = {"groups": {"train": {"ranks": 3, "device_type": "cpu"}}, "cluster": {"devices_per_node": 8}}
-    assert not list(devices_are_used(facts_of(on_cpu)))
+def of_train(cluster: dict[str, Any], ranks: int, device_type: str = "cuda") -> list[Diagnostic]:
+    groups = {"train": {"ranks": ranks, "device_type": device_type}}
+    return list(devices_are_used(facts_of({"cluster": cluster, "groups": groups})))
 
 
-def test_a_second_mps_device_does_not_idle() -> None:
-    """A machine has at most one mps device, whatever `cluster` states."""
-    groups = {"train": {"ranks": 1, "device_type": "mps"}}
-    assert not list(
-        devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 2}, "groups": groups}))
-    )
-    (found,) = devices_are_used(facts_of({"cluster": {"nodes": 2, "devices_per_node": 1}, "groups": groups}))
+def test_what_does_not_idle() -> None:
+    """Devices beyond a cluster that the recipe does not state, and second mps devices, which no machine has."""
+    assert not of_train({"nodes": 2}, 3) and of_train({"devices_per_node": 4}, 3)
+    assert not of_train({"devices_per_node": 8}, 3, "cpu")
+    assert not of_train({"nodes": 2, "devices_per_node": 2}, 1, "mps")
+    (found,) = of_train({"nodes": 2, "devices_per_node": 1}, 1, "mps")
     assert found.message.startswith("1 of 2 mps devices is not used by any group: number 0 of node 1")
 
 
@@ -108,9 +104,7 @@ def test_a_second_mps_device_does_not_idle() -> None:
 def test_the_help_proposes_a_cluster_without_idle_devices(
     cluster: dict[str, Any], ranks: int, help: str
 ) -> None:
-    (found,) = devices_are_used(
-        facts_of({"cluster": cluster, "groups": {"train": {"ranks": ranks, "device_type": "cuda"}}})
-    )
+    (found,) = of_train(cluster, ranks)
     assert help in found.help and found.severity == "warning"
 
 
@@ -166,7 +160,7 @@ def nodes_by_rank(facts: Facts) -> list[int]:
     ]
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(placements())
 def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[str, Any]) -> None:
     facts = facts_of(recipe)
@@ -215,21 +209,15 @@ def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
 
 
 def test_a_hundred_thousand_ranks_across_nodes() -> None:
-    actor = {
-        "_target_": "arithmetic.Actor",
-        "group": "train",
-        "parallel": {"pp_size": 10, "tp_size": 16, "ep_size": 8},
-    }
+    parallel = {"pp_size": 10, "tp_size": 16, "ep_size": 8}
     recipe = {
         "cluster": {"nodes": 12_500, "devices_per_node": 8},
         "groups": {"train": {"ranks": 100_000, "device_type": "cuda"}},
-        "components": {"actor": actor},
+        "components": {"actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": parallel}},
     }
     (found,) = process_groups_stay_on_node(facts_of(recipe))
-    assert (found.message, found.help) == (
-        "all 6250 tp groups of `actor` cross nodes",
-        "nearest that stays inside a node: pp 10 x dp 1250 x tp 8",
-    )
+    assert found.message == "all 6250 tp groups of `actor` cross nodes"
+    assert found.help == "nearest that stays inside a node: pp 10 x dp 1250 x tp 8"
 
 
 WITHOUT_VLLM = {"MC322", "MC442"}

@@ -44,7 +44,7 @@ def layouts(draw: st.DrawFn) -> tuple[dict[str, Any], int]:
     return {**sizes, "order": list(draw(st.permutations(DIMS)))}, world
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(layouts(), st.integers(1, 24), st.sampled_from(["slice_dp", "all", "slice"]))
 def test_peers_with_different_samples_are_found_as_by_listing(
     layout: tuple[dict[str, Any], int], producers: int, mode: str

@@ -36,42 +36,21 @@ def test_overrides_set_devices(overrides: list[str], expected: Cluster) -> None:
     [
         (["cluster.devices_per_node=0"], "`devices_per_node` must be a positive integer, not 0"),
         (["cluster.devices_per_node=[]"], "`devices_per_node` is empty"),
-        (
-            ["cluster.devices_per_node=[8,-1]"],
-            "`devices_per_node.1` must be an integer of at least 0, not -1",
-        ),
+        (["cluster.devices_per_node=[8,-1]"], "`devices_per_node.1` must be an integer of at least 0, not -1"),
         (["cluster.devices_per_node.cuda=true"], "`cuda` must be a positive integer, not true"),
         (["cluster.devices_per_node={cuda: [0, 0]}"], "`cuda` is empty"),
         (["cluster.devices_per_node.cdua=8"], "`cluster.devices_per_node.cdua` is not in the recipe"),
         (["cluster.devices_per_node={cdua: 8}"], "`cdua` is not a device type"),
         (["cluster.devices_per_node={cpu: 8}"], "`devices_per_node` counts accelerators, not cpus"),
         (["cluster.devices_per_node={cuda: 8, gpu: 8}"], "`devices_per_node` names cuda twice"),
-        (
-            ["cluster.nodes=3", "cluster.devices_per_node=[8,4]"],
-            "`devices_per_node` lists 2 nodes, but the cluster has 3",
-        ),
-        (
-            ["cluster.devices_per_node={gpu: [8,4], npu: [1]}"],
-            "`devices_per_node.npu` lists 1 node, but the cluster has 2",
-        ),
-        (
-            ["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"],
-            "`cluster.devices_per_node` is a single value and has no keys",
-        ),
-        (
-            ["groups.train={ranks: 2, device_type: mps}"],
-            "group `train` needs a second mps device of a machine, which has only one",
-        ),
-        (
-            ["groups.train={ranks: [1], device_type: mps}"],
-            "group `train` needs a second mps device of a machine, which has only one",
-        ),
+        (["cluster.nodes=3", "cluster.devices_per_node=[8,4]"], "`devices_per_node` lists 2 nodes, but the cluster has 3"),
+        (["cluster.devices_per_node={gpu: [8,4], npu: [1]}"], "`devices_per_node.npu` lists 1 node, but the cluster has 2"),
+        (["cluster.devices_per_node=8", "cluster.devices_per_node.cuda=8"], "`cluster.devices_per_node` is a single value and has no keys"),
+        (["groups.train={ranks: 2, device_type: mps}"], "group `train` needs a second mps device of a machine, which has only one"),
+        (["groups.train={ranks: [1], device_type: mps}"], "group `train` needs a second mps device of a machine, which has only one"),
         (["groups.train={ranks: [0, 3, 0], device_type: cuda}"], "`ranks` names device 0 twice"),
-        (
-            ["groups.train={ranks: [0, true], device_type: cuda}"],
-            "`ranks` must be a device number, an integer of at least 0, not true",
-        ),
+        (["groups.train={ranks: [0, true], device_type: cuda}"], "`ranks` must be a device number, an integer of at least 0, not true"),
     ],
-)
+)  # fmt: skip
 def test_wrong_placements(overrides: list[str], message: str) -> None:
     assert [one.message for one in found(*overrides)] == [message]

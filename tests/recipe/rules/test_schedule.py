@@ -55,20 +55,13 @@ def recipes(draw: st.DrawFn) -> Recipe:
             "call": "x.y",
             **({"in": {f"p{i}": other for i, other in enumerate(few)}} if few else {"samples": 1}),
         }
-        stage |= draw(
-            st.sampled_from(
-                [
-                    {},
-                    {},
-                    {"every": 2},
-                    {"every": 3},
-                    {"every": 4},
-                    {"when": "start"},
-                    {"when": "end"},
-                    {"when": "checkpoint"},
-                ]
-            )
-        )
+        times = [
+            {},
+            {},
+            *({"every": n} for n in (2, 3, 4)),
+            *({"when": n} for n in ("start", "end", "checkpoint")),
+        ]
+        stage |= draw(st.sampled_from(times))
         pipeline[name] = stage
     run: dict[str, Any] = {"steps": draw(st.integers(1, 14))} if draw(st.integers(0, 3)) else {}
     if draw(st.booleans()):
@@ -82,7 +75,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     }
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(recipes())
 def test_what_never_runs_is_reported_once(recipe: Recipe) -> None:
     facts, steps = facts_of(recipe), recipe["run"].get("steps", 0)
@@ -96,7 +89,7 @@ def test_what_never_runs_is_reported_once(recipe: Recipe) -> None:
         assert not any(ran(recipe, many)[name] for many in range(2, LONG)), never[name]
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(recipes())
 def test_a_stage_that_runs_less_often_than_stated_is_reported_with_its_real_interval(recipe: Recipe) -> None:
     messages = messages_of(facts_of(recipe), "MC548")
@@ -117,7 +110,7 @@ def upstream(recipe: Recipe, name: str) -> set[str]:
     return {*direct, *(other for before in direct for other in upstream(recipe, before))}
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(40, 300))
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 14), st.none() | st.integers(0, 5))
 def test_weights_that_never_arrive_are_reported(every: int, lag: int, steps: int, saves: int | None) -> None:
     sync = {"sync": "x", "to": "y", "every": every, "max_staleness": every - 1 + lag}
