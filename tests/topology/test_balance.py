@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from fractions import Fraction
-from itertools import product
-from random import Random
 
 import numpy
 import pytest
@@ -48,36 +45,6 @@ def test_the_largest_load_is_near_that_of_longest_first(weights: list[int], part
     largest, bound = max(loads_of(owner, weights, parts)), longest_first(weights, parts)
     assert largest * LIGHT_FRACTION <= bound * (LIGHT_FRACTION + 1) + LIGHT_FRACTION
     assert len(set(owner)) == min(parts, len(weights))  # no part is empty where there are enough units
-
-
-def least_possible(weights: Sequence[int], parts: int) -> int:
-    """Returns the smallest maximum load of all assignments."""
-    return min(max(loads_of(owner, weights, parts)) for owner in product(range(parts), repeat=len(weights)))
-
-
-@settings(max_examples=examples(40, 1000), deadline=None)
-@given(st.lists(st.integers(1, 9) | st.integers(1, 300), min_size=1, max_size=7), st.integers(1, 4))
-def test_the_largest_load_is_near_the_least_possible(weights: list[int], parts: int) -> None:
-    """Longest-first scheduling is at most 4/3 - 1/(3 parts) times the optimum (Graham 1969)."""
-    owner = equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
-    largest, least = max(loads_of(owner, weights, parts)), least_possible(weights, parts)
-    bound = Fraction(LIGHT_FRACTION + 1, LIGHT_FRACTION) * (Fraction(4, 3) - Fraction(1, 3 * parts))
-    assert least <= largest <= bound * least + 1
-
-
-@settings(max_examples=examples(25, 200))
-@given(st.integers(1, 99), st.integers(1, 3), st.sampled_from([1, 3, 100]), st.randoms())
-def test_heavy_units_are_assigned_as_one_by_one(parts: int, each: int, spread: int, draw: Random) -> None:
-    """Few units of about the same weight are all heavy."""
-    units = parts * each - draw.randrange(parts)
-    weights = [100 * draw.randrange(1, 4) + draw.randrange(spread) for _ in range(units)]
-    owner = equal_loads(numpy.array(weights, numpy.int64), parts).tolist()
-    loads, heap = [0] * parts, [(0, part) for part in range(parts)]
-    for unit in sorted(range(len(weights)), key=lambda unit: -weights[unit]):
-        _, part = heap[0]
-        assert owner[unit] == part
-        loads[part] += weights[unit]
-        heapq.heapreplace(heap, (loads[part], part))
 
 
 def test_many_parts_are_as_good_as_longest_first() -> None:

@@ -83,8 +83,6 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"world_size": 8, "tp_size": 3}, "tp 3 = 3 does not divide the 8 ranks"),
-        ({"world_size": 8, "dp_size": 2, "tp_size": 2}, "dp 2 x tp 2 = 4, but the number of ranks is 8"),
         ({"tp_size": 0}, "tp_size must be a positive integer or auto, not 0; nearest that fit: tp 1$"),
         ({"tp_size": True}, "not True$"),
         ({"tp_size": "2"}, "not '2'$"),
@@ -100,13 +98,6 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
             "vpp_size must be a positive integer, not -1; nearest that fit: vpp 1$",
         ),
         ({"tp_size": "auto"}, "the number of ranks is not known"),
-        (
-            {"world_size": 4, "tp_size": "auto", "dp_size": "auto"},
-            "only one size can be auto, not dp_size, tp_size",
-        ),
-        ({"fsdp_size": 4, "ulysses_size": 3}, "ulysses_size 3 does not divide dp x fsdp, which is 4"),
-        ({"tp_size": 2, "ep_size": 4}, "ep 4 does not divide the 2 ranks of a pipeline stage"),
-        ({"tp_size": 2, "vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
         (
             {"dp_size": 2, "sequence_parallel": True},
             "sequence_parallel needs tensor parallelism, but tp_size is 1; nearest that fit: tp 2$",

@@ -287,30 +287,6 @@ def test_order_is_that_of_ids(table: SampleTable, data: st.DataObject) -> None:
     assert [table.ids[producer][index] for producer, index in align(wanted, table)] == wanted
 
 
-@st.composite
-def parts(draw: st.DrawFn, table: SampleTable) -> list[Run]:
-    """Draws some runs of a table, in any order."""
-    found = []
-    for producer in draw(st.lists(st.integers(0, len(table.ids) - 1), max_size=4)):
-        if count := len(table.ids[producer]):
-            start = draw(st.integers(0, count - 1))
-            found.append(Run(producer, start, draw(st.integers(start + 1, count))))
-    return found
-
-
-@settings(max_examples=examples(40, 300))
-@given(tables(), tables(), st.data())
-def test_parts_of_one_key_have_the_same_ids(
-    one: SampleTable, other: SampleTable, data: st.DataObject
-) -> None:
-    ours = data.draw(parts(one))
-    theirs, table = (
-        (data.draw(parts(other)), other) if data.draw(st.booleans()) else (data.draw(parts(one)), one)
-    )
-    if one.key_of(ours) == table.key_of(theirs):
-        assert one.ids_of(ours) == table.ids_of(theirs)
-
-
 counts = st.lists(small, min_size=1, max_size=5)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.plan.model import Plan
-from meshctl.plan.views.distances import NEAREST_FIRST, carries_samples, distances
+from meshctl.plan.views.distances import NEAREST_FIRST, carries_samples
 from meshctl.plan.views.topology import Flow, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import COLLECT, Dispatch, Route
@@ -70,36 +70,6 @@ def check_counts(made: Plan, route: Route, flow: Flow) -> None:
         for (_, consumer), samples in found.items():
             received.setdefault(consumer, []).extend(samples)
         assert flow.shares == len({tuple(sorted(samples)) for samples in received.values()})
-
-
-def test_a_consumer_of_several_producers_has_one_share() -> None:
-    """In mode `peer`, five producers supply three workers, which have three shares and not five."""
-    many, few = group("many", "cpu", 5), group("few", "cpu", 3)
-    components = [component("data", many), component("actor", few)]
-    stages = [
-        call("batch", "data.next", samples=64),
-        call("metrics", "actor.update", "batch", execute="peer"),
-    ]
-    (flow,) = topology(plan("p", Cluster(), [many, few], components, stages)).routes
-    assert (flow.producers, flow.consumers, flow.shares) == (5, 3, 3)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "found"),
-    [
-        ({"fsdp_size": 8, "tp_size": 2}, ("process", "device")),
-        ({"fsdp_size": 16}, ("process",)),
-        ({"tp_size": 16}, ("process", "device", "devices")),
-        ({"pp_size": 2, "fsdp_size": 8}, ("process", "devices")),
-    ],
-)
-def test_a_source_on_the_mesh_of_its_consumer(sizes: dict[str, int], found: tuple[str, ...]) -> None:
-    """In the most common layout, no sample leaves its node, so pictures must not show `nccl`."""
-    train = group("train", "cuda", 16, (0, 16))
-    components = [component("data", train, **sizes), component("actor", train, **sizes)]
-    stages = [call("batch", "data.next", samples=64), call("metrics", "actor.update", "batch")]
-    made = plan("p", Cluster.of(2, cuda=8), [train], components, stages)
-    assert distances(made, made.routes[0]) == found
 
 
 @pytest.mark.parametrize(

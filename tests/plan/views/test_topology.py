@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
-from meshctl.plan.model import Cluster, Group, Plan, Run
+from meshctl.plan.model import Cluster, Plan
 from meshctl.plan.resolve import resolve
 from meshctl.plan.views.topology import NodeKind, Topology, Warning, topology
 from meshctl.recipe.load import load
@@ -87,12 +87,6 @@ def test_nodes_show_every_device_as_it_is_used(job: tuple[Plan, Sizes]) -> None:
             assert one.device_type != other.device_type or (
                 one.devices[1] == other.devices[0] and one.groups != other.groups
             )
-
-
-def test_equal_nodes_are_one_kind_wherever_they_are() -> None:
-    groups = (Group("a", "cuda", 4, 0, ((0, 2), (4, 6))), Group("b", "cuda", 4, 4, ((2, 4), (6, 8))))
-    plan = Plan("p", 0, Cluster.of(4, cuda=2), groups, (), (), (), Run())
-    assert [kind.nodes for kind in topology(plan).nodes] == [((0, 1), (2, 3)), ((1, 2), (3, 4))]
 
 
 def test_a_picture_of_100_000_devices_is_no_larger() -> None:

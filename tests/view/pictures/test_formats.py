@@ -17,7 +17,7 @@ from meshctl.plan.views.selection import Selection
 from meshctl.plan.views.topology import Topology, topology
 from meshctl.text.bounded import UNSEEN
 from meshctl.view.pictures import html, mermaid, svg
-from meshctl.view.pictures.colors import HUES, tokens
+from meshctl.view.pictures.colors import tokens
 from meshctl.view.pictures.json import data
 from meshctl.view.pictures.text.picture import pictured
 from tests.view.pictures.plans import (
@@ -227,39 +227,3 @@ def test_the_source_whose_data_end_the_run_is_marked(draw: Callable[[Topology], 
     assert draw(marked).count("ends the run") == 1 and data(marked)["ends_run"] == ["batch"]
     whole = topology(two_sources())
     assert "ends the run" not in draw(whole) and "ends_run" not in data(whole)
-
-
-# Colors
-
-
-def contrast(one: str, other: str) -> float:
-    """Returns the contrast ratio of the Web Content Accessibility Guidelines."""
-    low, high = sorted(map(_luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color: str) -> float:
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-READ = {
-    "text": ("page", "surface", "sunk", "warn-tint"),
-    "muted": ("page", "surface", "sunk", "warn-tint"),
-    "warn": ("warn-tint",),
-    "page": ("accent", "text"),
-    "accent": ("surface",),
-    **{f"h{number}-text": (f"h{number}-tint", "surface", "page") for number in range(len(HUES))},
-}
-SEEN = dict.fromkeys(("edge", "accent"), ("page", "surface", "sunk"))
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("pairs", "least"), [(READ, 4.5), (SEEN, 3)])
-def test_contrast(theme: str, pairs: dict[str, tuple[str, ...]], least: float) -> None:
-    colors = {name: getattr(color, theme) for name, color in tokens().items()}
-    low = [(one, on) for one, ons in pairs.items() for on in ons if contrast(colors[one], colors[on]) < least]
-    assert low == []

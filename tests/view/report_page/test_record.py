@@ -8,7 +8,7 @@ import pytest
 
 from meshctl.run.events import Event
 from meshctl.view.report_page import record as records
-from meshctl.view.report_page.record import MAX_PIECES, RunClock, RunRecord, Series, read_events
+from meshctl.view.report_page.record import MAX_PIECES, RunRecord, Series, read_events
 from meshctl.view.report_page.sections import facts_of
 from tests.view.report_page.made import BEGAN, MadeRun, done, failed
 
@@ -42,12 +42,6 @@ def test_damaged_events_are_left_out(tmp_path: Path) -> None:
     with made.run.journal("train-0").open("a") as file:
         file.write('{"name":"step","group":"train"\nnot json\n')
     assert len(read_events(made.run).spans["train", 1]) == 12
-
-
-def test_the_time_between_two_launches_is_no_part_of_the_axis() -> None:
-    clock = RunClock([100.0, 1000.0], [100.0, 130.0, 1000.0, 1020.0])
-    assert clock.seconds == 50.0 and clock.seams == [30.0]
-    assert [clock.at(time) for time in (0.0, 110.0, 500.0, 1005.0)] == [0.0, 10.0, 30.0, 35.0]
 
 
 def test_the_state_of_the_repository_is_part_of_the_environment(tmp_path: Path) -> None:

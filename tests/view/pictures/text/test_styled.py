@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.view.pictures.text.fit_lines import Level, Section, fitted, shares
+from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.styled import (
     PALETTE,
     Column,
@@ -18,7 +18,6 @@ from meshctl.view.pictures.text.styled import (
     styled,
     width_of,
 )
-from tests.view.pictures.test_formats import contrast
 
 
 def test_a_name_is_cut_in_its_middle() -> None:
@@ -78,6 +77,20 @@ def test_colors_are_codes_and_plain_text_has_none() -> None:
     assert printed([Line(styled("A", "C0"), " x  ")]) == "A x\n"
 
 
+def contrast(one: str, other: str) -> float:
+    """Returns the contrast ratio of the Web Content Accessibility Guidelines."""
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
 def test_colors_are_seen_on_light_and_on_dark() -> None:
     steps = [0, 95, 135, 175, 215, 255]
     for color in PALETTE:
@@ -96,14 +109,6 @@ def section(heading: str, *sizes: int) -> Section:
     return Section(heading, levels, lambda left: f"{left} more")
 
 
-def test_the_fullest_level_that_fits() -> None:
-    sections = [section("a", 10, 5), section("b", 20, 3)]
-    assert [
-        len(fitted(Line("head"), sections, lambda bodies: [Line("foot")], lines))
-        for lines in (60, 37, 30, 13)
-    ] == [37, 37, 20, 13]
-
-
 def test_what_fits_in_no_way_is_cut_evenly() -> None:
     made = fitted(
         Line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], lambda bodies: (), 30
@@ -111,11 +116,3 @@ def test_what_fits_in_no_way_is_cut_evenly() -> None:
     assert len(made) == 30
     texts = [each.text for each in made]
     assert texts.count("b") == 7 and "41 more" in [text.strip() for text in texts]
-
-
-@given(st.lists(st.integers(0, 100), min_size=1), st.integers(0, 200))
-def test_shares(wanted: list[int], space: int) -> None:
-    spaces = shares(wanted, space)
-    assert sum(spaces) == min(space, sum(wanted)) and all(
-        0 <= got <= want for got, want in zip(spaces, wanted, strict=True)
-    )
