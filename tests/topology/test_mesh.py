@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,7 +201,7 @@ def test_arrays_that_make_no_mesh(ranks: Any, names: tuple[str, ...], message: s
 
 
 def test_whole_numbers_of_another_library() -> None:
-    mesh = DeviceMesh.from_sizes(world_size=np.int64(8), tp_size=np.int32(2), pp_size=torch.tensor(2))
+    mesh = DeviceMesh.from_sizes(world_size=np.int64(8), tp_size=np.int32(2), pp_size=np.array(2))
     assert mesh == DeviceMesh.from_sizes(dp_size=2, tp_size=2, pp_size=2) and {
         type(size) for size in mesh.shape
     } == {int}
@@ -271,7 +270,7 @@ def test_device_types_in_any_case() -> None:
 
 
 def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
-    row = list(range(100_000))
+    row = list(range(10_000))
     with pytest.raises(MeshError, match=r"these have more: 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.$"):
         DeviceMesh.from_ranks([row, row], ("dp", "tp"))
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 from meshctl.topology.sizes import divisors
+from tests.examples import examples
 from tests.topology.mesh_strategies import meshes
 from tests.topology.meshes import MESHES
 
@@ -134,6 +135,7 @@ def test_a_view_is_the_same_ranks_by_other_dims(mesh: DeviceMesh, name: str) -> 
         assert all(mesh.dim_rank(rank, dim) == index for dim, index in view.coordinate(rank).items())
 
 
+@settings(max_examples=examples(25, 300))
 @given(expert_meshes())
 def test_the_dims_of_views(mesh: DeviceMesh) -> None:
     for rank in range(mesh.world_size):

@@ -164,7 +164,7 @@ def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     marked = {"name": "meshctl mark 3", "ts": 5000000000000.25, "dur": 1.5}
     events = [
-        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(40_000)
+        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(18_000)
     ]
     document = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [*events, marked]}
     path.write_text(json.dumps(document, indent=2))

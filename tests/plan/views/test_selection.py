@@ -101,7 +101,7 @@ def test_a_worker_learns_the_distance_to_its_farthest_peer(
     for each in apart_and_together(of_types(plan, types)):
         drawn = topology(each)
         for group in each.groups:
-            for rank in range(group.workers):
+            for rank in range(0, group.workers, 1 + group.workers // 16):
                 for route in of_rank(each, drawn, group.name, rank).routes:
                     for exchange in (one for one in route.exchanges if one.ranks.is_whole):
                         others = {(route.other_group, other) for other in exchange.ranks.first}

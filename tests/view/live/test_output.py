@@ -144,9 +144,9 @@ def test_a_rank_that_prints_too_fast_is_named_once(run: RunDir) -> None:
     output = Output(make_plan(), run)
     output.end_first_lines()
     for _ in range(2):
-        path = log(run, "train", 1, f"{'x' * 99}\n" * 60_000)
+        path = log(run, "train", 1, f"{'x' * 999}\n" * 3000)
         lines = shown(output)
-    assert lines == [] and output.newest["train"] == (1, "x" * 99)
+    assert lines == [] and output.newest["train"] == (1, "x" * 200)
     output = Output(make_plan(), run)
     output.end_first_lines()
     assert shown(output) == [f"train:1: prints faster than the screen shows; all of it is in {path}"]

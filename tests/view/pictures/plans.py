@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from meshctl.plan.model import Component, Group, Input, Plan, Program, Run, Stage
@@ -379,6 +380,7 @@ def renamed(value: Any, name: Callable[[str], str], is_name: bool = False) -> An
     return name(value) if is_name and isinstance(value, str) and value else value
 
 
+@cache
 def odd() -> Topology:
     """Every name would do harm if it were not escaped."""
     drawn, names = topology(everything()), dict[str, str]()
@@ -394,6 +396,7 @@ def odd() -> Topology:
     )  # fmt: skip
 
 
+@cache
 def many(number: int) -> Topology:
     """Many groups, components, stages, routes, kinds of nodes and warnings."""
     groups, components, stages = list[Group](), list[Component](), list[Stage]()
