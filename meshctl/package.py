@@ -74,8 +74,7 @@ def required_python() -> str:
 
 
 def installed_version(library: str, path: Sequence[str] | None = None) -> str:
-    """Returns the version of a library; empty if it is not installed. `path` is the import path of another
-    interpreter."""
+    """Returns the version of a library on an import path, by default ours; empty if it is not installed."""
     return _version(library, tuple(sys.path if path is None else path))
 
 
@@ -83,15 +82,12 @@ def installed_version(library: str, path: Sequence[str] | None = None) -> str:
 def _version(library: str, folders: tuple[str, ...]) -> str:
     from importlib import metadata
 
-    for name in builds_of(library):
-        for found in metadata.distributions(name=name, path=list(folders)):
-            return found.version
-    return ""
+    builds = (metadata.distributions(name=name, path=list(folders)) for name in builds_of(library))
+    return next((found.version for some in builds for found in some), "")
 
 
 def namesake(path: Sequence[str] | None = None) -> str:
-    """Returns the distribution `meshctl` in words; empty if it is not installed. `path` is the import path of
-    another interpreter."""
+    """Returns the distribution `meshctl` on an import path, by default ours; empty if there is none."""
     from importlib import metadata
 
     for found in metadata.distributions(name=NAMESAKE, path=list(sys.path if path is None else path)):

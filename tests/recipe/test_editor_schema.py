@@ -120,18 +120,11 @@ def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> No
     if "${" in str(plain(tree)):
         return  # the reader sees no interpolation
     seen, wrong = flagged(plain(tree)), read_corrected(tree).wrong
-    near = {
-        (one, other)
-        for one in seen
-        for other in wrong
-        if other[: len(one)] == one or one[: len(other)] == other
-    }
-    assert {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)} <= {
-        other for _, other in near
-    }
-    assert seen - {one for one, _ in near} <= {
-        ("components", "e", "parallel", "order")
-    }  # that it names all dims is a rule's business
+    pairs = [(one, other) for one in seen for other in wrong if other[: len(one)] == one[: len(other)]]
+    expected = {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)}
+    assert expected <= {other for _, other in pairs}
+    # That `order` names all dims is a rule's business.
+    assert seen - {one for one, _ in pairs} <= {("components", "e", "parallel", "order")}
 
 
 def absent(tree: Node, path: tuple[str, ...]) -> bool:
@@ -230,35 +223,20 @@ def test_what_is_stated_elsewhere_or_later_fits_everywhere(value: str) -> None:
             assert flagged(recipe_with(part, key, value)) == set(), (part, key)
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "base",
-        "_self_",
-        "./grpo",
-        "/common/cluster@_global_",
-        {"layout@components.actor.parallel": "hsdp"},
-        {"override layout@components.actor.parallel": "mine"},
-        {"layout@components.actor.parallel": "???"},
-        {"optional data": "small"},
-        {"data": ["small", "large"]},
-        {"data": None},
-        "${x}",
-    ],
-)
-def test_entries_of_a_defaults_list(entry: Any) -> None:
-    assert flagged({"defaults": [entry]}) == set()
+LAYOUT = "layout@components.actor.parallel"
+RIGHT_ENTRIES = [
+    *("base", "_self_", "./grpo", "/common/cluster@_global_", "${x}", {"optional data": "small"}),
+    *({LAYOUT: "hsdp"}, {f"override {LAYOUT}": "mine"}, {LAYOUT: "???"}, {"data": ["small", "large"]}),
+    {"data": None},
+]
+WRONG_ENTRIES = [
+    *(3, None, [], {}, {"a": "b", "c": "d"}, {"layout@x": {}}, {"hydra/a": "b"}, {"override hydra/a": "b"}),
+]
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [3, None, [], {}, {"a": "b", "c": "d"}, {"layout@x": {}}, {"hydra/a": "b"}, {"override hydra/a": "b"}],
-)
-def test_wrong_entries_of_a_defaults_list(entry: Any) -> None:
-    assert flagged({"defaults": [entry]})
-
-
-def test_a_defaults_list_is_a_list() -> None:
+def test_a_defaults_list_is_a_list_of_entries() -> None:
+    assert not any(flagged({"defaults": [entry]}) for entry in RIGHT_ENTRIES)
+    assert all(flagged({"defaults": [entry]}) for entry in WRONG_ENTRIES)
     assert flagged({"defaults": "base"}) == {("defaults",)}
 
 

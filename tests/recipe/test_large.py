@@ -30,23 +30,23 @@ def loaded(folder: Path, recipe: str) -> Loaded:
     return load("recipe.yaml", [], folder, environ={}, detect=lambda: "cpu")
 
 
+def recipe_of(components: str, stages: str) -> str:
+    groups = "groups: {train: {ranks: 2, device_type: cpu}}"
+    return f"{groups}\ncomponents:\n{components}pipeline:\n{stages}run: {{steps: 1}}\n"
+
+
 def sources(count: int) -> str:
     """Returns a recipe with this many components, each with a stage."""
-    own = "".join(
-        f"  c{n}: {{_target_: steps.Source, group: train, parallel: {{dp_size: 2}}}}\n" for n in range(count)
-    )
-    stages = "".join(f"  s{n}: {{call: c{n}.next, samples: 4}}\n" for n in range(count))
-    return f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}pipeline:\n{stages}run: {{steps: 1}}\n"
+    own = "_target_: steps.Source, group: train, parallel: {dp_size: 2}"
+    components = "".join(f"  c{n}: {{{own}}}\n" for n in range(count))
+    return recipe_of(components, "".join(f"  s{n}: {{call: c{n}.next, samples: 4}}\n" for n in range(count)))
 
 
 def chain(count: int) -> str:
     """Returns a recipe with this many stages, each of which takes the previous one."""
     stages = "".join(f"  s{n}: {{call: step.run, in: s{n - 1}, samples: 4}}\n" for n in range(1, count))
     own = "  source: {_target_: steps.Source, group: train}\n  step: {_target_: steps.Step, group: train}\n"
-    pipeline = f"pipeline:\n  s0: {{call: source.next, samples: 4}}\n{stages}"
-    return (
-        f"groups: {{train: {{ranks: 2, device_type: cpu}}}}\ncomponents:\n{own}{pipeline}run: {{steps: 1}}\n"
-    )
+    return recipe_of(own, f"  s0: {{call: source.next, samples: 4}}\n{stages}")
 
 
 def calls_of(rules: tuple[Any, ...], facts: Facts) -> int:

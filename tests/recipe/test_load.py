@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.diagnostics import Diagnostic
 from meshctl.plan.resolve import resolve
 from meshctl.recipe import load as loading
 from meshctl.recipe.load import Loaded, detected, load
@@ -18,39 +17,33 @@ def loaded(folder: Path, recipe: str) -> Loaded:
     return load(recipe, [], folder, environ={}, detect=lambda: "cpu")
 
 
-def plan_in(folder: Path) -> Diagnostic:
-    """Returns the diagnostics for a plan in a folder."""
+@pytest.mark.parametrize(
+    ("start", "help"),
+    [
+        ("", "use the recipe that it was made from, or the folder of its run: every command accepts it"),
+        ("start.json", "use the run's folder, `run`: every command accepts it"),
+    ],
+)
+def test_a_plan_is_no_recipe(tmp_path: Path, start: str, help: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
     (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    (folder / "train.py").write_text("", encoding="utf-8")
+    (folder / "train.py").touch()
     ready = loaded(folder, "recipe.yaml")
     assert not ready.report.diagnostics
     (folder / "plan.json").write_text(resolve(ready.recipe, ready.endpoints).to_json(), encoding="utf-8")
-    one = loaded(folder.parent, f"{folder.name}/plan.json")
-    assert not one.readable
+    if start:
+        (folder / start).write_text("{}")
+    one = loaded(tmp_path, "run/plan.json")
     (found,) = one.report.diagnostics
-    return found
-
-
-def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    found = plan_in(tmp_path / "run")
-    assert (found.code, found.message) == ("MC001", "`run/plan.json` is a plan, not a recipe")
-    assert (
-        found.help
-        == "use the recipe that it was made from, or the folder of its run: every command accepts it"
-    )
-
-
-def test_the_plan_of_a_run_has_a_folder_that_is_in_use(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "start.json").write_text("{}", encoding="utf-8")
-    assert plan_in(tmp_path / "run").help == "use the run's folder, `run`: every command accepts it"
+    assert not one.readable and (found.code, found.help) == ("MC001", help)
+    assert found.message == "`run/plan.json` is a plan, not a recipe"
 
 
 def test_a_recipe_may_be_json(tmp_path: Path) -> None:
     text = '{"name": "x", "groups": {"train": {"ranks": 2, "device_type": "cpu", "program": "train.py"}}}'
     (tmp_path / "recipe.json").write_text(text, encoding="utf-8")
-    (tmp_path / "train.py").write_text("", encoding="utf-8")
+    (tmp_path / "train.py").touch()
     assert not loaded(tmp_path, "recipe.json").report.diagnostics
 
 
@@ -83,10 +76,8 @@ def test_a_name_that_no_file_can_have_here_is_reported(
     (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
-    assert (
-        found.help
-        == "file names are encoded as ascii here, which lacks some of its letters: set PYTHONUTF8=1, also for the run"
-    )
+    lacks = "file names are encoded as ascii here, which lacks some of its letters"
+    assert found.help == f"{lacks}: set PYTHONUTF8=1, also for the run"
 
 
 def test_one_cause_is_reported_once(tmp_path: Path) -> None:

@@ -18,37 +18,20 @@ from meshctl.recipe.code.modules import BATCHES
 
 Meaning = Callable[[str], str | None]
 """Function that returns the absolute path of a dotted name in a module."""
-SIMPLE = {
-    "int": "int",
-    "float": "float",
-    "str": "text",
-    "bool": "bool",
-    "list": "list",
-    "tuple": "list",
-    "set": "list",
-    "dict": "mapping",
-    "range": "range",
-    "None": "nothing",
-}
 GENERIC = {
-    "List": "list",
-    "Tuple": "list",
-    "Sequence": "list",
-    "Iterable": "list",
-    "Dict": "mapping",
-    "Mapping": "mapping",
+    **dict.fromkeys(("List", "Tuple", "Sequence", "Iterable", "list", "tuple", "set"), "list"),
+    **dict.fromkeys(("Dict", "Mapping", "dict"), "mapping"),
 }
-
+"""Name of a type with parameters -> the kind of its values."""
+SIMPLE = {
+    **{name: kind for name, kind in GENERIC.items() if name.islower()},
+    **{"int": "int", "float": "float", "str": "text", "bool": "bool", "range": "range", "None": "nothing"},
+}
+"""Name of a type without parameters -> the kind of its values."""
 NAMES = {
-    "text": "text",
-    "bool": "true or false",
-    "nothing": "null",
-    "int": "an integer",
-    "float": "a number",
-    "batch": "a Batch",
+    **{"text": "text", "bool": "true or false", "nothing": "null", "int": "an integer"},
+    **{"float": "a number", "batch": "a Batch"},
 }
-
-
 SCALARS = {"int", "float", "text", "bool"}
 TRANSPARENT = {"endpoint", "no_grad", "inference_mode", "override"}
 """Decorators after which a method still returns what its body returns."""
@@ -231,7 +214,7 @@ def _subscripted(name: str, inner: ast.expr, meaning: Meaning) -> Hint | None:
         for hint in hints:
             whole = _either(whole, hint)
         return whole
-    kind = GENERIC.get(name) or (SIMPLE.get(name) if name in ("list", "tuple", "set", "dict") else None)
+    kind = GENERIC.get(name)
     return Hint(frozenset({kind})) if kind else None
 
 

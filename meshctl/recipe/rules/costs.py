@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import prod
-from types import MappingProxyType
-from typing import Any
+from math import gcd
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
@@ -19,7 +17,7 @@ from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster, NodeRanges, Piece
 from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
-from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
+from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
@@ -196,93 +194,32 @@ def _spans_nodes(
         which = "all" if reach == "all" else "some of the"
         message = f"{which} {count} {dim} groups of `{name}` cross nodes"
     span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    has = f"`{component.group}` has {_ranks_per_node(runs)} on a node"
-    second = facts.value("groups", component.group, "ranks").with_word(has)
-    help = _how_to_stay(facts, component, mesh, dim)
+    counts = _ranks_per_node(runs)
+    ranks = counted(counts[0], "rank") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
+    second = facts.value("groups", component.group, "ranks").with_word(
+        f"`{component.group}` has {ranks} on a node"
+    )
+    help = _how_to_stay(mesh, counts, dim)
     return Diagnostic(CODES[dim], message, span, (second,), help, "warning")
 
 
-def _ranks_per_node(runs: Sequence[NodeRun]) -> str:
-    """Returns the number of ranks per node as text: `4 to 8 ranks`."""
+def _ranks_per_node(runs: Sequence[NodeRun]) -> list[int]:
+    """Returns the different numbers of ranks on a node, in ascending order."""
     changes: dict[int, int] = {}
     for run in runs:
         changes[run.first_node] = changes.get(run.first_node, 0) + run.each
         changes[run.last_node + 1] = changes.get(run.last_node + 1, 0) - run.each
-    counts = {count for count in accumulate(changes[node] for node in sorted(changes)) if count}
-    return counted(max(counts), "rank") if len(counts) == 1 else f"{min(counts)} to {max(counts)} ranks"
+    return sorted({count for count in accumulate(changes[node] for node in sorted(changes)) if count})
 
 
-def _how_to_stay(facts: Facts, component: Component, mesh: DeviceMesh, dim: str) -> str:
-    """Returns help that proposes the nearest layout whose process groups do not span nodes, or assigning the
-    first devices to the group."""
-    options: list[str] = []
-    for sizes, order in _smaller(mesh, dim):
-        nearer = _with_sizes(mesh, sizes, order)
-        if nearer is None:
-            continue
-        if span_nodes(_with_mesh(facts.recipe, component, nearer), nearer, dim) == "inside":
-            layout = _drawn(nearer) if dim in DIMS else " x ".join(f"{dim} {n}" for dim, n in sizes.items())
-            usual = " without `order`" if order != mesh.mesh_dim_names else ""
-            options.append(f"nearest that stays inside a node: {layout}{usual}")
-            break
-    if _stays_if_first(facts, component.group, mesh, dim):
-        options.append(f"write group `{component.group}` first")
-    return "; or ".join(options)
+def _how_to_stay(mesh: DeviceMesh, counts: Sequence[int], dim: str) -> str:
+    """Returns help that proposes the largest size whose process groups do not span nodes. Those of tp and of
+    the expert dims are consecutive ranks, unless `order` changes that."""
+    sizes = [size for size in divisors(mesh.size(dim)) if _are_inside(mesh, dim, size, gcd(*counts))]
+    usual = " without `order`" if mesh.mesh_dim_names != DIMS else ""
+    return f"`{dim}_size: {sizes[-1]}`{usual} stays inside a node" if sizes else ""
 
 
-def _with_mesh(recipe: Recipe, component: Component, mesh: DeviceMesh) -> tuple[NodeRun, ...]:
-    """Returns the placement of a component's group if the component had another mesh."""
-    dims = (*DIMS, "ulysses", "ep", "etp")
-    given = tuple((f"{dim}_size", mesh.size(dim)) for dim in dims if mesh.size(dim) > 1)
-    changed = replace(component, parallel=Sizes(given, mesh.mesh_dim_names))
-    there = replace(recipe, components={**recipe.components, component.name: changed})
-    return _node_runs(allocation_of(there), recipe.groups[component.group])
-
-
-def _smaller(mesh: DeviceMesh, dim: str) -> Iterator[tuple[dict[str, int], Sequence[str]]]:
-    """Yields (sizes, order of dims) with smaller sizes of a dim, the largest first, each in the order of the
-    mesh and in the default order. For etp, which is inside ep, both are reduced."""
-    sizes = [{dim: size} for size in divisors(mesh.size(dim))]
-    if dim == "ep" and mesh.etp_size > 1:
-        sizes = [{**some, "etp": etp} for some in sizes for etp in divisors(mesh.etp_size)]
-    for some in sorted(sizes, key=lambda some: (-prod(some.values()), -some[dim])):
-        for order in dict.fromkeys((mesh.mesh_dim_names, DIMS)):
-            yield some, order
-
-
-def _stays_if_first(facts: Facts, name: str, mesh: DeviceMesh, dim: str) -> bool:
-    """Returns whether the process groups would not span nodes if the group had the first devices."""
-    recipe, group = facts.recipe, facts.recipe.groups[name]
-    if group.device_type == "cpu" or isinstance(group.ranks, tuple) or group.colocate:
-        return False
-    there = allocation_of(recipe, {name: group, **recipe.groups})
-    now = facts.allocation.devices[name] if facts.allocation else ()
-    if there.beyond or there.devices[name] == now:
-        return False
-    return span_nodes(_node_runs(there, group), mesh, dim) == "inside"
-
-
-def _with_sizes(mesh: DeviceMesh, sizes: Mapping[str, int], order: Sequence[str]) -> DeviceMesh | None:
-    """Returns the mesh with these smaller sizes and a larger dp, or fsdp if there is no dp. None if the sizes
-    are not valid."""
-    rest = "fsdp" if mesh.size("fsdp") > 1 and mesh.size("dp") == 1 else "dp"
-    factor = prod(mesh.size(dim) // size for dim, size in sizes.items() if dim in DIMS)
-    try:
-        return _changed(mesh, order, {rest: mesh.size(rest) * factor, **sizes})
-    except MeshError:
-        return None
-
-
-def _changed(
-    mesh: DeviceMesh, order: Sequence[str], sizes: Mapping[str, int] = MappingProxyType({})
-) -> DeviceMesh:
-    """Returns the mesh with another order of dims and other sizes."""
-    given: dict[str, Any] = {f"{dim}_size": mesh.size(dim) for dim in (*DIMS, "ulysses", "ep", "etp")}
-    given |= {f"{dim}_size": size for dim, size in sizes.items()}
-    return DeviceMesh.from_sizes(order=order, vpp_size=mesh.vpp_size, **given)
-
-
-def _drawn(mesh: DeviceMesh) -> str:
-    """Returns a layout as text, in the order of the mesh: `dp 2 x tp 4`."""
-    sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
-    return " x ".join(f"{dim} {size}" for dim, size in sizes if size > 1) or "one rank"
+def _are_inside(mesh: DeviceMesh, dim: str, size: int, each: int) -> bool:
+    """Returns whether process groups of a size stay inside nodes of `each` ranks; etp is inside ep."""
+    return each % (size * mesh.etp_size if dim == "ep" else size) == 0

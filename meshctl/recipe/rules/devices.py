@@ -15,7 +15,7 @@ from itertools import combinations
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.model import Cluster, DeviceGroup, Recipe
+from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.text.english import counted, did_you_mean, in_words, listed
@@ -232,7 +232,7 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
     who = f"all groups on {kind}" if _has_several_types(facts) else "all groups"
     together = f"{who} together need {needed}"
     if recipe.cluster.pools:
-        help = f"{together}{_larger_pool(recipe, kind, needed)}"
+        help = f"{together}: write more nodes, or more `devices`, in a node pool"
         return facts.cluster_value("nodes").with_word(word), help
     key = ("devices_per_node", kind) if kind in recipe.cluster.named else ("devices_per_node",)
     on = {name: recipe.cluster.ranges_of(group.nodes) for name, group in recipe.groups.items() if group.nodes}
@@ -242,22 +242,6 @@ def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
         enough = f"`cluster.nodes: {more.nodes}` or {enough}"
     left_out = "it" if len(key) > 1 else "`cluster`"
     return facts.cluster_value(*key).with_word(word), f"{together}: write {enough}, or remove {left_out}"
-
-
-def _larger_pool(recipe: Recipe, kind: str, needed: int) -> str:
-    """Returns help that proposes as many nodes of the pool with the largest nodes as are enough."""
-    pools = recipe.cluster.nodes_by_pool
-    largest = max(pools, key=lambda pool: pool.devices_of(kind))
-    if not (each := largest.devices_of(kind)):
-        return f", and no node pool has {kind} devices: write `devices: {{{kind}: {needed}}}` in one"
-    total = sum(pool.count * pool.devices_of(kind) for pool in pools)
-    count = largest.count + -(-(needed - total) // each)
-    for enough in range(count, count + MAX_LISTED):
-        larger = tuple(replace(pool, count=enough) if pool is largest else pool for pool in pools)
-        nodes = sum(pool.count for pool in larger)
-        if not allocate(recipe.groups, replace(recipe.cluster, nodes=nodes, nodes_by_pool=larger)).beyond:
-            return f": write `cluster.nodes.{largest.name}.count: {enough}`"
-    return ""
 
 
 def one_mps_device_per_node(facts: Facts) -> Iterator[Diagnostic]:
@@ -521,29 +505,5 @@ def _too_few(facts: Facts, group: DeviceGroup, allocation: Allocation, found: in
     message = f"group `{group.name}` needs {counted(group.devices, 'device')} on {where}, where {has}"
     nodes = facts.value("groups", group.name, "nodes").with_word("its nodes")
     span = facts.value("groups", group.name, "ranks")
-    help = _where_it_fits(facts, group, allocation)
+    help = "name other nodes, or remove `nodes`"
     return Diagnostic("MC326", message + (f" ({others})" if others else ""), span, (nodes,), help)
-
-
-def _where_it_fits(facts: Facts, group: DeviceGroup, allocation: Allocation) -> str:
-    """Returns help that names other nodes, or as many nodes as are enough."""
-    recipe = facts.recipe
-
-    def fits(cluster: Cluster, nodes: tuple[int | str, ...]) -> bool:
-        there = allocate({**recipe.groups, group.name: replace(group, nodes=nodes)}, cluster)
-        return not there.beyond and device_count(there.devices[group.name]) == group.devices
-
-    pools = recipe.cluster.nodes_by_pool
-    if others := [pool.name for pool in pools if fits(recipe.cluster, (pool.name,))]:
-        return f"it fits on {listed(others, 'or')}"
-    if fits(recipe.cluster, ()):
-        return "remove `nodes`: with the devices of other nodes it fits"
-    for named in (pool for pool in pools if group.nodes == (pool.name,)):
-        each = named.devices_of(group.device_type)
-        lacking = group.devices - device_count(allocation.devices[group.name])
-        count = named.count + -(-lacking // each) if each else 0
-        larger = tuple(replace(pool, count=count) if pool is named else pool for pool in pools)
-        nodes = sum(pool.count for pool in larger)
-        if count and fits(replace(recipe.cluster, nodes=nodes, nodes_by_pool=larger), group.nodes):
-            return f"write `cluster.nodes.{named.name}.count: {count}`"
-    return ""

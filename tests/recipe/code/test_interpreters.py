@@ -83,10 +83,9 @@ def test_an_installation_without_a_virtual_environment(tmp_path: Path) -> None:
 def test_pythonpath_holds_except_packages_of_another_interpreter(tmp_path: Path) -> None:
     python, _ = environment(tmp_path / "env")
     given = f"/code:/envs/launcher/lib/{NAME}/site-packages:/usr/lib/python3/dist-packages"
-    assert path_of(python, tmp_path, PYTHONPATH=given)[0] == "/code"
-    assert not any(
-        "launcher" in one or "dist-packages" in one for one in path_of(python, tmp_path, PYTHONPATH=given)
-    )
+    folders = path_of(python, tmp_path, PYTHONPATH=given)
+    assert folders[0] == "/code"
+    assert not any("launcher" in one or "dist-packages" in one for one in folders)
 
 
 def test_a_script_has_no_packages(tmp_path: Path) -> None:
@@ -123,8 +122,11 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "python9").write_text("#!/bin/sh\n")
     (tmp_path / "python9").chmod(0o755)
-    assert interpreter_path("../env/bin/python", "/recipes") == "/recipes/../env/bin/python"
-    assert interpreter_path("~/env/bin/python", "/recipes") == "/home/me/env/bin/python"
-    assert interpreter_path("/env/bin/python", "/recipes") == "/env/bin/python"
-    assert interpreter_path("python9", "/recipes") == f"{tmp_path}/python9"
-    assert interpreter_path("python10", "/recipes") == "python10"
+    for written, path in {
+        "../env/bin/python": "/recipes/../env/bin/python",
+        "~/env/bin/python": "/home/me/env/bin/python",
+        "/env/bin/python": "/env/bin/python",
+        "python9": f"{tmp_path}/python9",
+        "python10": "python10",
+    }.items():
+        assert interpreter_path(written, "/recipes") == path

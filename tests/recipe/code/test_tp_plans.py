@@ -66,35 +66,21 @@ def sources(tmp_path: Path) -> Sources:
     return Sources((str(tmp_path),))
 
 
+NOT_FOUND = "its config class was not found in transformers"
+
+
 @pytest.mark.parametrize(
     ("model_type", "expected"),
     [
-        ("river", True),
-        ("ocean_text", True),
-        ("ocean", False),
-        ("ocean_deep", True),
-        ("dry-lake", False),
-        ("cloud", False),
-        ("circle", False),
+        *((kind, True) for kind in ("river", "ocean_text", "ocean_deep")),
+        *((kind, False) for kind in ("ocean", "dry-lake", "cloud", "circle")),
+        ("rain", Unread("`base_model_tp_plan` of `RainConfig` is not a literal")),
+        *((kind, Unread(NOT_FOUND)) for kind in ("mud", "absent", "../river", "")),
     ],
 )
-def test_the_plan_of_an_architecture(sources: Sources, model_type: str, expected: bool) -> None:
+def test_the_plan_of_an_architecture(sources: Sources, model_type: str, expected: bool | Unread) -> None:
     plan = plan_of(sources, model_type)
-    assert not isinstance(plan, Unread) and bool(plan) is expected
-
-
-@pytest.mark.parametrize(
-    ("model_type", "why"),
-    [
-        ("rain", "`base_model_tp_plan` of `RainConfig` is not a literal"),
-        ("mud", "its config class was not found in transformers"),
-        ("absent", "its config class was not found in transformers"),
-        ("../river", "its config class was not found in transformers"),
-        ("", "its config class was not found in transformers"),
-    ],
-)
-def test_an_unknown_plan_has_a_reason(sources: Sources, model_type: str, why: str) -> None:
-    assert plan_of(sources, model_type) == Unread(why)
+    assert (plan if isinstance(plan, Unread) else bool(plan)) == expected
 
 
 def test_without_transformers_every_plan_is_unknown(tmp_path: Path) -> None:

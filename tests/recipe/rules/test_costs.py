@@ -180,32 +180,18 @@ def test_groups_across_nodes_are_those_that_are_found_by_listing(recipe: dict[st
 
 
 def helps(recipe: dict[str, Any], found: Diagnostic) -> None:
-    """Checks that the proposed layout has no such warning."""
+    """Checks that the proposed size has no such warning."""
     component = recipe["components"]["actor"]
-    for option in found.help.split("; or "):
-        changed = dict(recipe)
-        if option == "write group `train` first":
-            changed["groups"] = {"train": recipe["groups"]["train"], **recipe["groups"]}
-        else:
-            layout = option.removeprefix("nearest that stays inside a node: ")
-            drawn = layout.removesuffix(" without `order`")
-            sizes = {
-                f"{part.split()[0]}_size": int(part.split()[1])
-                for part in drawn.split(" x ")
-                if part != "one rank"
-            }
-            kept = {
-                key: size
-                for key, size in component["parallel"].items()
-                if key.removesuffix("_size") not in DIMS or drawn[:2] == "ep"
-            }
-            kept |= {key: size for key, size in component["parallel"].items() if drawn[:3] == "etp"}
-            if layout != drawn:
-                kept.pop("order")
-            changed["components"] = {"actor": {**component, "parallel": {**kept, **sizes}}}
-        assert found.code not in [again.code for again in process_groups_stay_on_node(facts_of(changed))], (
-            option
-        )
+    proposed = re.fullmatch(r"`(\w+): (\d+)`( without `order`)? stays inside a node", found.help)
+    assert proposed, found.help
+    parallel = {**component["parallel"], proposed[1]: int(proposed[2])}
+    if proposed[1] == "tp_size":
+        parallel["dp_size"] = "auto"
+    if proposed[3]:
+        parallel.pop("order")
+    changed = {**recipe, "components": {"actor": {**component, "parallel": parallel}}}
+    again = [one.code for one in process_groups_stay_on_node(facts_of(changed))]
+    assert found.code not in again, found.help
 
 
 def test_a_hundred_thousand_ranks_across_nodes() -> None:
@@ -217,7 +203,7 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
     }
     (found,) = process_groups_stay_on_node(facts_of(recipe))
     assert found.message == "all 6250 tp groups of `actor` cross nodes"
-    assert found.help == "nearest that stays inside a node: pp 10 x dp 1250 x tp 8"
+    assert found.help == "`tp_size: 8` stays inside a node"
 
 
 WITHOUT_VLLM = {"MC322", "MC442"}

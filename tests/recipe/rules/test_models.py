@@ -140,33 +140,17 @@ def cases(draw: st.DrawFn) -> Some:
         if draw(st.integers(0, 3)) == 0
         else st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0])
     )
-    parallel: dict[str, Any] = {
-        f"{key}_size": draw(sizes)
-        for key in draw(
-            st.lists(
-                st.sampled_from([*DIMS, "ulysses", "ep", "ep", "etp", "ep_fsdp", "vpp"]),
-                min_size=1,
-                max_size=4,
-                unique=True,
-            )
-        )
-    }
+    keys = st.sampled_from([*DIMS, "ulysses", "ep", "ep", "etp", "ep_fsdp", "vpp"])
+    chosen = draw(st.lists(keys, min_size=1, max_size=4, unique=True))
+    parallel: dict[str, Any] = {f"{key}_size": draw(sizes) for key in chosen}
     if draw(st.booleans()) and (dims := [f"{dim}_size" for dim in DIMS if f"{dim}_size" in parallel]):
         parallel[draw(st.sampled_from(dims))] = "auto"
     if draw(st.integers(0, 3)) == 0 and "ep_fsdp_size" not in parallel:
         parallel[draw(st.sampled_from(["ep_size", "etp_size"]))] = "auto"
     if "tp_size" in parallel and draw(st.booleans()):
         parallel["sequence_parallel"] = True
-    return (
-        ranks,
-        parallel,
-        draw(st.lists(st.builds(made, grouped(), others()), min_size=1, max_size=2)),
-        draw(st.integers(0, 6)),
-    )
-
-
-def made(heads: Sizes, others: Sizes) -> Sizes:
-    return {**heads, **others}
+    models = st.builds(lambda heads, sizes: {**heads, **sizes}, grouped(), others())
+    return ranks, parallel, draw(st.lists(models, min_size=1, max_size=2)), draw(st.integers(0, 6))
 
 
 def grouped() -> st.SearchStrategy[Sizes]:
@@ -289,47 +273,31 @@ def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) ->
 
 @settings(max_examples=examples(30, 200))
 @given(cases())
-def test_sizes_that_are_proposed_for_experts_fit_and_are_nearest(some: Some) -> None:
+def test_sizes_that_are_proposed_for_experts_and_ulysses_are_the_nearest_that_fit(some: Some) -> None:
     case, found = Case(*some), reported(facts_of(recipe_of(*some)))
-    for one in found:
-        if one.code == "MC435":
-            experts, ep = model_of(case, one)["num_experts"], case.now()["ep"]
-            options = proposed(one.help)
-            others = [
-                {"ep": size, **({"ep_fsdp": rest} if "ep_fsdp" in case.stated else {})}
-                for size in range(1, 25)
-                for rest in range(1, 25)
-            ]
-            right = [
-                other
-                for other in others
-                if experts % other["ep"] == 0
-                and (sizes := case.with_sizes(other))
-                and carved(sizes, case.along_tp)
-            ]
-            assert all(option in right for option in options), (one.help, right)
-            assert options[0] == min(right, key=lambda other: (abs(other["ep"] - ep), other["ep"])), (
-                one.help,
-                right,
-            )
-
-
-@settings(max_examples=examples(30, 200))
-@given(cases())
-def test_a_size_of_ulysses_that_is_proposed_needs_no_ring_and_is_nearest(some: Some) -> None:
-    case, found = Case(*some), reported(facts_of(recipe_of(*some)))
-    for one in found:
-        if one.code == "MC432":
-            now = case.now()
-            others = [case.with_sizes({"ulysses": size}) for size in range(1, 25)]
-            right = [other for other in others if other and case.keeps(other) and not case.rings(other)]
-            best = min(
-                right,
-                key=lambda other: (abs(other["ulysses"] - now["ulysses"]), other["ulysses"]),
-                default=None,
-            )
-            shown = re.search(r"nearest that needs no ring: ulysses (\d+)", one.help)
-            assert (int(shown[1]) if shown else None) == (best and best["ulysses"]), one.help
+    for one in (one for one in found if one.code == "MC435"):
+        experts, ep = model_of(case, one)["num_experts"], case.now()["ep"]
+        rests: list[Sizes] = (
+            [{"ep_fsdp": rest} for rest in range(1, 25)] if "ep_fsdp" in case.stated else [{}]
+        )
+        right = [
+            other
+            for other in ({"ep": size, **rest} for size in range(1, 25) for rest in rests)
+            if experts % other["ep"] == 0
+            and (sizes := case.with_sizes(other))
+            and carved(sizes, case.along_tp)
+        ]
+        options = proposed(one.help)
+        assert all(option in right for option in options), (one.help, right)
+        assert options[0] == min(right, key=lambda other: (abs(other["ep"] - ep), other["ep"])), one.help
+    for one in (one for one in found if one.code == "MC432"):
+        now, others = case.now(), [case.with_sizes({"ulysses": size}) for size in range(1, 25)]
+        sizes_that_fit = [
+            other["ulysses"] for other in others if other and case.keeps(other) and not case.rings(other)
+        ]
+        best = min(sizes_that_fit, key=lambda size: (abs(size - now["ulysses"]), size), default=None)
+        shown = re.search(r"nearest that needs no ring: ulysses (\d+)", one.help)
+        assert (int(shown[1]) if shown else None) == best, one.help
 
 
 # Models that a class names
