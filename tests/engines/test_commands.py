@@ -98,12 +98,10 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("restarts", "codes"), [(1, [0, 0]), (0, [5, 1])])
-def test_a_node_has_failed_if_no_restart_follows_the_death_of_its_worker(
-    folder: Path, processes: list[Started], restarts: int, codes: list[int]
+def test_a_node_has_not_failed_if_a_restart_follows_the_death_of_its_worker(
+    folder: Path, processes: list[Started]
 ) -> None:
-    """The exit codes are those of the launch and of the node of the worker."""
-    words = ["components.trainer.args.mood=slow", "run.steps=60", f"+run.restarts.times={restarts}"]
+    words = ["components.trainer.args.mood=slow", "run.steps=40", "+run.restarts.times=1"]
     launch = Started(folder, "launch", "recipe.yaml", *ENGINE, *words)
     processes.append(launch)
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
@@ -117,7 +115,7 @@ def test_a_node_has_failed_if_no_restart_follows_the_death_of_its_worker(
     ]
     os.kill(int(pid), signal.SIGKILL)
     code, output = launch.end()
-    assert [code, agents[1].end()[0]] == codes, output
+    assert [code, agents[1].end()[0]] == [0, 0], output
 
 
 @pytest.mark.slow

@@ -159,60 +159,6 @@ def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
     assert seen.end and seen.end[0] == outcome.code
 
 
-def test_the_first_cause_is_found(two_nodes: Plan, tmp_path: Path) -> None:
-    def worker(job: FakeWorker) -> int:
-        if (job.group, job.rank) != ("two", 1):
-            return until_stopped(job)
-        job.journal().write("fault", step=2, stage="sum", error="ValueError: boom")
-        return 1
-
-    outcome, seen = run(FakeEngine(worker), two_nodes, tmp_path)
-    assert (outcome.code, outcome.reason) == (5, "two:1 failed in stage sum, step 2: ValueError: boom")
-    assert seen.end == (5, outcome.reason)
-
-
-def supervised(fake: FakeEngine, plan: Plan, folder: Path, restarts: int = 3) -> tuple[Outcome, Recording]:
-    plan = replace(plan, run=replace(plan.run, restarts=Restarts(restarts)))
-    attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
-    job = Job(plan, attempt.run, lambda environ: 70)
-    return Supervisor(fake, Signals()).run(job, attempt, lambda: [seen]), seen
-
-
-def test_a_restart_continues_after_the_checkpoint(two_nodes: Plan, tmp_path: Path) -> None:
-    def worker(job: FakeWorker) -> int:
-        code = steps(job)
-        return code if job.attempt or job.group == "one" else 3
-
-    outcome, seen = supervised(FakeEngine(worker), two_nodes, tmp_path)
-    assert outcome.code == 0
-    assert seen.attempts == [(0, None), (1, 3)]
-
-
-class Losing(FakeEngine):
-    """A fake engine that loses node 1 in the first attempt."""
-
-    handle: FakeHandle
-
-    def start(self, job: Job) -> FakeHandle:
-        self.handle = FakeHandle(job, self._worker)
-        return self.handle
-
-
-def test_a_lost_node_is_the_cause_and_is_started_again(two_nodes: Plan, tmp_path: Path) -> None:
-    def worker(job: FakeWorker) -> int:
-        if job.attempt:
-            return steps(job)
-        if job.group == "two" and job.rank == 1:
-            losing.handle.node(1).end(-9)
-        return until_stopped(job)
-
-    losing = Losing(worker)
-    outcome, seen = supervised(losing, two_nodes, tmp_path)
-    [cause] = [event.value["cause"] for event in seen.events if event.name == "restarted"]
-    assert "node 1" in cause
-    assert outcome.code == 0 and seen.attempts == [(0, None), (1, None)]
-
-
 def test_the_nodes_receive_beats_while_the_smaller_plan_is_made(
     two_nodes: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,7 +214,9 @@ class Late(FakeHandle):
         os.close(self._writer)
 
 
-class LosingLate(Losing):
+class LosingLate(FakeEngine):
+    handle: FakeHandle
+
     def start(self, job: Job) -> FakeHandle:
         self.handle = Late(job, self._worker)
         return self.handle
@@ -322,15 +270,6 @@ def serving(folder: Path) -> Plan:
     return plan_of(folder, ("one", 2), ("judge", Program(("judge.py",), service=True)))
 
 
-def test_a_service_does_not_prevent_the_end(tmp_path: Path) -> None:
-    def worker(job: FakeWorker) -> int:
-        return steps(job) if job.group == "one" else until_stopped(job)
-
-    outcome, seen = run(FakeEngine(worker), serving(tmp_path), tmp_path)
-    assert outcome.code == 0, outcome
-    assert seen.names.count("exited") == 4
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -362,11 +301,3 @@ def test_an_engine_is_imported_on_use(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "my_engine" not in sys.modules
     assert engine_named("mine").supervisor == "inside"
     assert isinstance(engine_named(), LocalEngine)
-
-
-def test_what_is_rendered_is_pure(two_nodes: Plan, tmp_path: Path) -> None:
-    from meshctl.run.directory import RunDir
-
-    rendered = FakeEngine(steps).render(two_nodes, RunDir(tmp_path), "host:1")
-    assert [command.node for command in rendered.commands] == [0, 1]
-    assert not any(path.exists() for path in rendered.files)

@@ -19,6 +19,8 @@ from tests.command_server import Started, call
 from tests.engines.test_commands import ENGINE, agents_of
 from tests.engines.test_group_restart import events, pids, run_of
 
+pytestmark = pytest.mark.slow_suite
+
 PARTS = '''
 import json
 import os
@@ -221,37 +223,28 @@ def check(run: RunDir, expected: list[dict[str, Any]], generations: int = 1) -> 
     assert results_of(run) == expected
 
 
-def test_a_rank_waits_for_its_peer_in_an_endpoint(tmp_path: Path, expected: Any) -> None:
-    check(launched(tmp_path, "update", "metrics 2"), expected(0))
-
-
-@pytest.mark.slow_suite
 @pytest.mark.parametrize(
     ("place", "death"),
-    [("weights", "audit 2"), ("load", "audit 2"), ("save", "audit 3")],
-    ids=["weights", "load_weights", "checkpoint"],
+    [("update", "metrics 2"), ("weights", "audit 2"), ("load", "audit 2"), ("save", "audit 3")],
+    ids=["endpoint", "weights", "load_weights", "checkpoint"],
 )
-def test_a_rank_waits_for_its_peer_elsewhere(tmp_path: Path, expected: Any, place: str, death: str) -> None:
+def test_a_rank_waits_for_its_peer(tmp_path: Path, expected: Any, place: str, death: str) -> None:
     check(launched(tmp_path, place, death), expected(0))
 
 
-@pytest.mark.slow_suite
 def test_a_rank_waits_for_its_peer_on_another_node(tmp_path: Path, expected: Any) -> None:
     check(launched(tmp_path, "update", "metrics 2", run=launch_on_nodes), expected(0))
 
 
-@pytest.mark.slow_suite
 def test_the_successor_of_the_group_dies_meanwhile(tmp_path: Path, expected: Any) -> None:
     check(launched(tmp_path, "update", "metrics 4", again=True), expected(0), generations=2)
 
 
-@pytest.mark.slow_suite
 @pytest.mark.parametrize("death", ["metrics 2", "metrics 5"])
 def test_weights_of_earlier_steps_come_again(tmp_path: Path, expected: Any, death: str) -> None:
     check(launched(tmp_path, "update", death, lag=2), expected(2))
 
 
-@pytest.mark.slow_suite
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_worker_dies_while_it_waits_for_a_batch(tmp_path: Path, expected: Any, lag: int) -> None:
     check(launched(tmp_path, "update", "receiver", lag=lag), expected(lag))

@@ -162,7 +162,7 @@ def environ_of(entry: Path) -> list[str]:
 
 
 @needs_slurm
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
     launch = run.launched("run.steps=4", "engine.slurm.time=10m", "engine.slurm.lease=600")
     output, _ = launch.communicate(timeout=LIMIT_S)

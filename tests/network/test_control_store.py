@@ -13,7 +13,6 @@ import pytest
 
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.network.control_store import StoreClient, StoreLost, StoreTimeout
-from meshctl.run.shutdown import FOREVER
 from tests.hang import HANG_S
 
 TOKEN = "the token"
@@ -62,16 +61,6 @@ def test_a_request_waits_for_all_of_its_keys(connect: Connect) -> None:
         one.set("b", "2")
         waiting.result()
         assert getting.result() == [b"2", b"1"]
-
-
-def test_a_request_may_wait_for_months(connect: Connect) -> None:
-    one, two = connect(), connect()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(one.wait, ["a"], FOREVER)
-        with pytest.raises(StoreTimeout):
-            two.wait(["a"], SOON)
-        two.set("a", "1")
-        waiting.result()
 
 
 def test_a_client_that_gave_up_asks_again(connect: Connect) -> None:
@@ -152,16 +141,6 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
         deaf.bind(("127.0.0.1", 0))
         with pytest.raises(StoreLost, match="cannot be reached"):
             StoreClient(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN)
-
-
-def test_clients_that_come_at_once_wait_until_others_have_authenticated(
-    server: tuple[StoreServer, str], connect: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
-    host, _, port = server[1].rpartition(":")
-    with closing(socket.create_connection((host, int(port)))), ThreadPoolExecutor(8) as pool:
-        counts = [*pool.map(lambda _: connect().add("n", 1), range(24))]
-    assert sorted(counts) == [*range(1, 25)]
 
 
 def test_a_client_is_answered_although_silent_strangers_came_first(

@@ -20,20 +20,35 @@ from tests.environments import OURS, environment
 from tests.hang import HANG_S
 from tests.paths import ROOT
 
+SMALL = {"config.json": b"{}", "tokenizer.json": b"{}", "chat_template.jinja": b"{{ messages }}"}
 FILES = {
-    "config.json": b"{}",
-    "tokenizer.json": b"{}",
-    "chat_template.jinja": b"{{ messages }}",
+    **SMALL,
     "model.safetensors": b"weights" * 100,
     "pytorch_model.bin": b"other",
     "consolidated.safetensors": b"again",
     "original/model.safetensors": b"again",
 }
+OLDER = {"config.json": b"{}", "pytorch_model.bin": b"weights"}
+ROWS = b'{"text": "ab"}\n{"text": "cd"}\n'
+REPOSITORIES = {
+    "some/name": FILES,
+    "some/tokenizer": FILES,
+    "some/older": OLDER,
+    "datasets/some/someRows": {"train.jsonl": ROWS, "test.jsonl": b'{"text": "ef"}\n'},
+}
 CHILD = """
 import json, sys
 from meshctl.engines.checks.models import Download
 from meshctl.engines.node.hub_download import download_all
-sys.exit(download_all([Download(*json.loads(sys.argv[1]))], lambda message: print(json.dumps(message))))
+for name, kind in json.loads(sys.argv[1]):
+    found = []
+    code = download_all([Download(name, "actor", kind)], found.append)
+    print(json.dumps([code, found]))
+"""
+"""Downloads one after another, in a process, because the library reads the environment once."""
+READ = """
+from meshctl.data import Text
+print(Text("some/someRows", "byte", shuffle=False).next(range(2))["input_ids"].values.tolist())
 """
 
 
@@ -42,80 +57,56 @@ def environment_of(home: Path, url: str) -> dict[str, str]:
     return {"HF_HOME": str(home), "HF_ENDPOINT": url, "PATH": "/usr/bin:/bin", **limits}
 
 
-def downloaded(home: Path, url: str, name: str, kind: str = "model") -> tuple[int, list[dict[str, Any]]]:
-    """Downloads in a process, because the library reads the environment once."""
-    command = [sys.executable, "-c", CHILD, json.dumps([name, "actor", kind])]
+def downloaded(home: Path, url: str, *wanted: tuple[str, str]) -> list[tuple[int, list[dict[str, Any]]]]:
+    """Returns the exit code and the reports of each download."""
+    command = [sys.executable, "-c", CHILD, json.dumps(wanted)]
     environ = environment_of(home, url)
     done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
-    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-ROWS = b'{"text": "ab"}\n{"text": "cd"}\n'
-READ = """
-from meshctl.data import Text
-print(Text("some/someRows", "byte", shuffle=False).next(range(2))["input_ids"].values.tolist())
-"""
+def files(home: Path, name: str) -> set[str]:
+    return {path.name for path in home.glob(f"hub/models--some--{name}/snapshots/*/*")}
 
 
-def files(home: Path) -> set[str]:
-    return {path.name for path in home.glob("hub/models--some--name/snapshots/*/*")}
-
-
-def test_a_model_is_downloaded_in_one_format(tmp_path: Path) -> None:
-    with serving({"some/name": FILES}) as hub:
-        code, reports = downloaded(tmp_path, hub.url, "some/name")
-    assert code == 0 and reports[0] == {"name": "some/name", "received": 0, "total": 0}
-    assert files(tmp_path) == {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
-
-
-def test_a_tokenizer_is_downloaded_without_weights(tmp_path: Path) -> None:
-    with serving({"some/name": FILES}) as hub:
-        assert downloaded(tmp_path, hub.url, "some/name", "tokenizer")[0] == 0
-    assert files(tmp_path) == {"config.json", "tokenizer.json", "chat_template.jinja"}
-
-
-def test_a_model_without_safetensors_is_downloaded_too(tmp_path: Path) -> None:
-    older = {"config.json": b"{}", "pytorch_model.bin": b"weights"}
-    with serving({"some/name": older}) as hub:
-        assert downloaded(tmp_path, hub.url, "some/name")[0] == 0
-    assert files(tmp_path) == {"config.json", "pytorch_model.bin"}
-
-
-@pytest.mark.parametrize(
-    ("is_reachable", "reason"),
-    [(True, "the hub does not know it, or it is private"), (False, "Connection refused")],
-)
-def test_a_failure_is_one_line(tmp_path: Path, is_reachable: bool, reason: str) -> None:
-    with serving({}) as hub:
-        url = hub.url if is_reachable else "http://127.0.0.1:9"
-        code, reports = downloaded(tmp_path, url, "some/name")
-    error = reports[-1]["error"]
-    assert code == 1 and "\n" not in error
-    expected = f"model `some/name` of `actor` is not in the cache of the hub, {tmp_path / 'hub'}, and could "
-    assert error.startswith(f"{expected}not be downloaded from {url}: ") and reason in error
-
-
-def test_a_dataset_is_downloaded_and_then_read_without_a_request(tmp_path: Path) -> None:
-    with serving({"datasets/some/someRows": {"train.jsonl": ROWS, "test.jsonl": b'{"text": "ef"}\n'}}) as hub:
-        code, reports = downloaded(tmp_path, hub.url, "some/someRows", "dataset")
-        assert code == 0 and {report["name"] for report in reports} == {"some/someRows"}
+def test_models_datasets_and_failures(tmp_path: Path) -> None:
+    """A dataset that was downloaded is read without a request."""
+    wanted = [
+        ("some/name", "model"),
+        ("some/tokenizer", "tokenizer"),
+        ("some/older", "model"),
+        ("some/other", "model"),
+        ("some/someRows", "dataset"),
+        ("some/rows", "dataset"),
+    ]
+    with serving(REPOSITORIES) as hub:
+        found = downloaded(tmp_path, hub.url, *wanted)
+        assert [code for code, _ in found] == [0, 0, 0, 1, 0, 1]
         assert hub.downloads("train.jsonl") == hub.downloads("test.jsonl") == 1
-        requests = len(hub.requests)
-        environ = environment_of(tmp_path, hub.url)
+        requests, environ = len(hub.requests), environment_of(tmp_path, hub.url)
         command = [sys.executable, "-c", READ]
         read = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=ROOT)
-        assert read.stdout == "[97, 98, 258, 99, 100, 258]\n"
-        assert len(hub.requests) == requests
+        assert read.stdout == "[97, 98, 258, 99, 100, 258]\n" and len(hub.requests) == requests
     assert has_dataset("some/someRows", environ) and not has_dataset("some/other", environ)
+    assert files(tmp_path, "name") == {*SMALL, "model.safetensors"}, "one format"
+    assert files(tmp_path, "tokenizer") == {*SMALL} and files(tmp_path, "older") == {*OLDER}
+    assert found[0][1][0] == {"name": "some/name", "received": 0, "total": 0}
+    assert {report["name"] for report in found[4][1]} == {"some/someRows"}
+    for number, kind, cache, reason in (
+        (3, "model", f"the hub, {tmp_path / 'hub'}", "the hub does not know it, or it is private"),
+        (5, "dataset", f"datasets, {tmp_path / 'datasets'}", "doesn't exist on the Hub"),
+    ):
+        error = found[number][1][-1]["error"]
+        start = f"{kind} `{wanted[number][0]}` of `actor` is not in the cache of {cache}, and could not be "
+        assert (
+            error.startswith(f"{start}downloaded from {hub.url}: ") and reason in error and "\n" not in error
+        )
 
 
-def test_a_dataset_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    with serving({}) as hub:
-        code, reports = downloaded(tmp_path, hub.url, "some/rows", "dataset")
+def test_a_hub_that_is_not_reached_is_one_line(tmp_path: Path) -> None:
+    [(code, reports)] = downloaded(tmp_path, "http://127.0.0.1:9", ("some/name", "model"))
     error = reports[-1]["error"]
-    expected = f"dataset `some/rows` of `actor` is not in the cache of datasets, {tmp_path / 'datasets'}, and"
-    assert code == 1 and "\n" not in error and error.startswith(expected)
-    assert "doesn't exist on the Hub" in error
+    assert code == 1 and "Connection refused" in error and "\n" not in error
 
 
 def test_the_interpreter_of_each_group_downloads(tmp_path: Path) -> None:

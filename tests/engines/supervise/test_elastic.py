@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from processes import plan_of
 
-from meshctl.engines.supervise import node_changes
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.elastic import Elastic, Present, sizes_event
 from meshctl.engines.supervise.node_changes import RETRY_S, TOGETHER_S, NodeChanges
 from meshctl.engines.supervise.restarts import Restarts
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Cluster, Plan
 from meshctl.plan.model import Restarts as Allowed
 from meshctl.plan.resizing import CannotResize, Lost
 from meshctl.run.settings import Checkpoint
@@ -25,7 +24,7 @@ LEAST = 2
 
 
 def whole(folder: Path) -> Plan:
-    plan = plan_of(folder, ("one", 4), ("two", 1))
+    plan = replace(plan_of(folder, ("one", 4), ("two", 1)), cluster=Cluster(nodes=3))
     return replace(plan, run=replace(plan.run, elastic=(Setting("one", LEAST),)))
 
 
@@ -46,40 +45,42 @@ def died(rank: int, group: str = "one") -> Cause:
     return Cause(Priority.OWN, "killed by SIGKILL", group, rank, code=-9)
 
 
+def suspecting(folder: Path) -> Elastic:
+    """A run without a worker that has failed twice."""
+    elastic = elastic_of(folder)
+    for _ in range(2):
+        elastic.note(died(1), [])
+    elastic.plan_without_lost()
+    return elastic
+
+
 def size(elastic: Elastic) -> int:
     elastic.plan_without_lost()
     return elastic.plan.group("one").workers
 
 
-def test_the_first_cause_of_two_attempts_in_a_row_is_lost(tmp_path: Path) -> None:
-    elastic = elastic_of(tmp_path)
-    sizes = []
-    for cause in (died(1), died(2), died(2)):
-        elastic.note(cause, [])
-        sizes.append(size(elastic))
-    assert sizes == [4, 4, 3]
-
-
 @pytest.mark.parametrize(
-    "cause",
+    ("causes", "sizes"),
     [
-        died(0, "two"),
-        Cause(Priority.LOST, "a peer was lost", "one", 1),
-        Cause(Priority.ECHO, "the agent of one: exit code 1"),
-        None,
+        ([died(1), died(2), died(2)], [4, 4, 3]),
+        ([died(0, "two")] * 3, [4, 4, 4]),
+        ([Cause(Priority.LOST, "a peer was lost", "one", 1)] * 3, [4, 4, 4]),
+        ([Cause(Priority.ECHO, "the agent of one: exit code 1")] * 3, [4, 4, 4]),
+        ([None] * 3, [4, 4, 4]),
     ],
 )
-def test_other_causes_lose_nothing(cause: Cause | None, tmp_path: Path) -> None:
-    elastic = elastic_of(tmp_path)
-    for _ in range(3):
+def test_the_first_cause_of_two_attempts_in_a_row_is_lost(
+    causes: list[Cause | None], sizes: list[int], tmp_path: Path
+) -> None:
+    elastic, found = elastic_of(tmp_path), []
+    for cause in causes:
         elastic.note(cause, [])
-    assert size(elastic) == 4 and not elastic.is_smaller
+        found.append(size(elastic))
+    assert found == sizes and elastic.is_smaller == (sizes[-1] < 4)
 
 
 def test_a_suspect_is_used_again_once(tmp_path: Path) -> None:
-    elastic = elastic_of(tmp_path)
-    for _ in range(2):
-        elastic.note(died(1), [])
+    elastic = suspecting(tmp_path)
     assert size(elastic) == 3 and elastic.can_grow(Present())
     assert elastic.grow(Present()) == "" and elastic.plan.group("one").workers == 4
     for _ in range(2):
@@ -90,10 +91,9 @@ def test_a_suspect_is_used_again_once(tmp_path: Path) -> None:
 def test_a_suspect_ends_no_run_that_cannot_be_smaller(tmp_path: Path) -> None:
     elastic = elastic_of(tmp_path)
     elastic.note(None, [0, 1])
-    assert size(elastic) == LEAST
     for _ in range(2):
         elastic.note(died(1), [])
-    assert size(elastic) == LEAST
+        assert size(elastic) == LEAST
     elastic.note(None, [2])
     with pytest.raises(CannotResize, match="1 ranks left"):
         elastic.plan_without_lost()
@@ -106,6 +106,9 @@ def test_nodes_and_devices_are_used_again_when_they_are_back(tmp_path: Path) -> 
     one = Present(nodes=frozenset({3}))
     assert elastic.can_grow(one) and elastic.grow(one) == "" and elastic.plan.group("one").workers == 3
     assert elastic.can_grow(Present(devices=frozenset({("cuda", 1)})))
+    plan = whole(tmp_path)
+    smaller = resize(plan, Lost(nodes=frozenset({1})))
+    assert sizes_event(plan, smaller) == {"sizes": {"one": [4, 3]}} and sizes_event(plan, plan) == {}
 
 
 def raised(rank: int, step: int = 7) -> Cause:
@@ -126,28 +129,13 @@ def test_the_same_exception_of_one_worker_costs_this_worker_only(
     causes: list[Cause], ends_after: int, tmp_path: Path
 ) -> None:
     """Attempts that end with these causes: the run ends after one of them, or goes on (0)."""
-    elastic, restarts = elastic_of(tmp_path), Restarts(Allowed(10))
-    refused = []
+    elastic, restarts, refused = elastic_of(tmp_path), Restarts(Allowed(10)), []
     for cause in causes:
         was = elastic.plan.job_size
         elastic.note(cause, [])
         elastic.plan_without_lost()
         refused.append(restarts.refusal(cause, True, 0.0, elastic.plan.job_size < was))
-    first = next((number for number, reason in enumerate(refused, 1) if reason), 0)
-    assert first == ends_after, refused
-
-
-def test_without_a_layer_above_nothing_changes(tmp_path: Path) -> None:
-    elastic = Elastic(whole(tmp_path), None)
-    for _ in range(3):
-        elastic.note(died(1), [1])
-    assert not elastic.is_allowed and size(elastic) == 4
-
-
-def test_the_field_of_the_event_has_groups_that_change(tmp_path: Path) -> None:
-    plan = whole(tmp_path)
-    smaller = resize(plan, Lost(nodes=frozenset({1})))
-    assert sizes_event(plan, smaller) == {"sizes": {"one": [4, 3]}} and sizes_event(plan, plan) == {}
+    assert next((number for number, reason in enumerate(refused, 1) if reason), 0) == ends_after, refused
 
 
 class Machines:
@@ -211,11 +199,7 @@ class Changes:
 
 
 def test_a_suspect_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
-    elastic, machines = elastic_of(tmp_path), Machines({0})
-    for _ in range(2):
-        elastic.note(died(1), [])
-    elastic.plan_without_lost()
-    growth = Changes(elastic, machines, 5)
+    growth = Changes(suspecting(tmp_path), Machines({0}), 5)
     assert [growth.poll(step, 0.0) for step in (5, 5, 10)] == ["", "", "end"]
 
 
@@ -253,11 +237,6 @@ def test_a_whole_run_does_not_grow(tmp_path: Path) -> None:
 
 
 # Nodes that their scheduler ends
-
-
-@pytest.fixture(autouse=True)
-def nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_changes, "nodes_of", lambda plan: range(3))
 
 
 def leaving(tmp_path: Path, **facts: bool) -> Changes:

@@ -127,14 +127,6 @@ def test_nan_that_is_ignored_is_one_warning(launch: Launch, tmp_path: Path) -> N
     assert run.run.saved() == 3
 
 
-def test_a_metric_that_never_was_is_a_warning(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 1), stop=Stop("eval.los")), "losses=3,2,1")
-    assert run.end() == 0, run.output()
-    assert [event.value["text"] for event in run.events("warning")] == [
-        "`run.stop.on` names `eval.los`, which no step of the run reported"
-    ]
-
-
 def test_a_continued_run_stops_by_the_values_before_it_too(launch: Launch, tmp_path: Path) -> None:
     """The best checkpoint is of the first attempt, and kept beside the newest one."""
     plan = plan_of(
@@ -153,13 +145,6 @@ def test_a_continued_run_stops_by_the_values_before_it_too(launch: Launch, tmp_p
     assert again.run.saved() > 3
     assert kept(again) == {"latest", "best.json", "step-1"}
     assert [(one.step, one.value) for one in again.run.read_best()[1]] == [(1, 1.0)]
-
-
-def test_the_best_checkpoint_is_judged_by_metrics_of_the_end_too(launch: Launch, tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, ("one", 2), checkpoint=Checkpoint(best=Best("eval.loss")))
-    run = launch(plan, "at_end losses=-,-,-,7")
-    assert run.end() == 0, run.output()
-    assert [(one.step, one.value) for one in run.run.read_best()[1]] == [(3, 7.0)]
 
 
 def test_a_stop_in_the_planned_last_step_is_not_what_ended_the_run(launch: Launch, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -15,6 +17,8 @@ from meshctl.engines import connection
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.supervise.nodes import NodeLost, Nodes
+from meshctl.engines.supervise.store_server import StoreServer
+from meshctl.engines.supervise.supervisor import listen
 from meshctl.network.connection import Connection, Message
 from meshctl.package import our_digest, reinstall_command
 
@@ -22,6 +26,15 @@ from meshctl.package import our_digest, reinstall_command
 @pytest.fixture
 def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
+
+
+@pytest.fixture
+def nodes(listener: socket.socket) -> Iterator[Nodes]:
+    """The head's side of an attempt of node 0."""
+    made = Nodes(listener, "token", 15.0)
+    made.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+    yield made
+    made.close()
 
 
 def address_of(listener: socket.socket) -> str:
@@ -54,9 +67,7 @@ def polled(nodes: Nodes, condition: Callable[[], object]) -> Sequence[object]:
     return reports
 
 
-def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> None:
-    nodes = Nodes(listener, "right", 0.0)
-    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+def test_a_node_with_another_token_is_turned_away(listener: socket.socket, nodes: Nodes) -> None:
     reasons = refused(address_of(listener), "wrong")
     polled(nodes, lambda: reasons)
     assert reasons == [
@@ -64,7 +75,6 @@ def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> No
         "`.token` is of another run"
     ]
     assert nodes.running
-    nodes.close()
 
 
 @pytest.mark.parametrize(
@@ -73,28 +83,27 @@ def test_a_node_with_another_token_is_turned_away(listener: socket.socket) -> No
         ("0.0.9", "", f"meshctl {__version__} runs the head, 0.0.9 runs this node"),
         (
             __version__,
-            "other files",
+            "other",
             f"the files of this node's meshctl {__version__} differ from those of the head's",
         ),
         (__version__, our_digest(), ""),
         (__version__, "", ""),
     ],
 )
-def test_another_meshctl_is_named(listener: socket.socket, theirs: str, package: str, why: str) -> None:
-    nodes = Nodes(listener, "token", 0.0)
+def test_another_meshctl_is_named(
+    listener: socket.socket, nodes: Nodes, theirs: str, package: str, why: str
+) -> None:
     node = Connection(socket.create_connection(listener.getsockname()))
     node.send({"node": 0, "version": theirs, "package": package, "nonce": "00"})
     answers: list[Message] = []
     polled(nodes, lambda: answers.extend(node.receive()) or answers)
     assert answers[0].get("refused", "") == why
     node.close()
-    nodes.close()
 
 
 def test_a_refused_node_names_the_other_distribution(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = Nodes(listener, "token", 0.0)
     monkeypatch.setattr(connection, "our_digest", iter(["theirs", "ours"]).__next__)
     monkeypatch.setattr(connection, "namesake", lambda: "the distribution `meshctl` 9.0 (another tool)")
     reasons = refused(address_of(listener), "token", "plan")
@@ -102,39 +111,13 @@ def test_a_refused_node_names_the_other_distribution(
     assert reasons[0].endswith(
         f"differ from those of the head's; the distribution `meshctl` 9.0 (another tool) is installed here: {reinstall_command()}"
     )
-    nodes.close()
-
-
-@pytest.mark.parametrize("sent", [b"\x80\x04pickle\n", b"[1, 2]\n", b'{"node": "x"}\n', b"x" * 10_000])
-def test_a_stranger_is_dropped(listener: socket.socket, sent: bytes) -> None:
-    nodes = Nodes(listener, "token", 0.0)
-    stranger = socket.create_connection(listener.getsockname())
-    stranger.sendall(sent)
-    stranger.setblocking(False)
-    closed: list[bool] = []
-
-    def is_closed() -> bool:
-        try:
-            closed.append(stranger.recv(1) == b"")
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            closed.append(True)
-        return True
-
-    polled(nodes, is_closed)
-    assert closed == [True]
-    stranger.close()
-    nodes.close()
 
 
 def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
     monkeypatch.setattr("meshctl.engines.supervise.nodes.time.monotonic", lambda: clock[0])
-    nodes = Nodes(listener, "token", 15.0)
-    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
     joined: list[Connection] = []
     threading.Thread(target=lambda: joined.append(join(address_of(listener), 0, "token")[0])).start()
     while not joined or not joined[0].receive():  # the attempt
@@ -146,27 +129,18 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
     assert nodes.poll() == [NodeLost(0, "node 0 (127.0.0.1) has not answered for 15 s")]
     assert not nodes.running
     joined[0].close()
-    nodes.close()
 
 
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
-    nodes = Nodes(listener, "token", 0.0)
-    numbers = range(12)
+    nodes, numbers = Nodes(listener, "token", 0.0), range(12)
     nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
-    joined: list[Connection] = []
-
-    def connect(number: int) -> None:
-        joined.append(join(address_of(listener), number, "token")[0])
-
-    threads = [threading.Thread(target=connect, args=(number,)) for number in numbers]
-    for thread in threads:
-        thread.start()
-    polled(nodes, lambda: all(nodes.has_joined(number) for number in numbers))
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(12) as pool:
+        joining = [pool.submit(join, address_of(listener), number, "token") for number in numbers]
+        polled(nodes, lambda: all(nodes.has_joined(number) for number in numbers))
+        joined = [one.result()[0] for one in joining]
     for one in joined:
         assert one.receive() == [{"type": "attempt", "number": 0}]
     joined.pop().close()
@@ -176,19 +150,73 @@ def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     nodes.close()
 
 
-def test_silent_strangers_make_room(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_strangers_make_room(
+    listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Within the usual limit of two at a time, they would take minutes."""
     monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
     monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
-    nodes = Nodes(listener, "token", 0.0)
-    nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
-    with ExitStack() as stack:
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         for _ in range(60):
             stack.enter_context(socket.create_connection(listener.getsockname()))
-        joined: list[Connection] = []
-        thread = threading.Thread(target=lambda: joined.append(join(address_of(listener), 0, "token")[0]))
-        thread.start()
+        joining = pool.submit(join, address_of(listener), 0, "token")
         polled(nodes, lambda: nodes.has_joined(0))
-        thread.join()
-    joined[0].close()
-    nodes.close()
+        joining.result()[0].close()
+
+
+@pytest.mark.parametrize("server", ["head", "store"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x80\x04\x95.\n",
+        b"[1, 2]\n",
+        b'{"node": "x"}\n',
+        b'{"node": 0}\n',
+        b'{"nonce": "1"}\n{"proof": "guessed"}\n',
+        b"." * 9999,
+        b"",
+    ],
+)
+def test_a_stranger_is_dropped_and_counted(
+    listener: socket.socket, server: str, words: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not words:
+        monkeypatch.setattr("meshctl.network.strangers.STRANGER_S", 0.1)
+    nodes, store = None, None
+    if server == "head":
+        nodes = Nodes(listener, "token", 0.0)
+        nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+    else:
+        store = StoreServer(listener, "token")
+    answer = b""
+    with socket.create_connection(listener.getsockname()) as stranger:
+        stranger.sendall(words)
+        stranger.settimeout(0.02)
+        while True:
+            if nodes:
+                nodes.poll()
+            try:
+                if not (part := stranger.recv(4096)):
+                    break
+                answer += part
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                break
+    assert b"attempt" not in answer and b"value" not in answer
+    if nodes:
+        assert nodes.all_dropped()[0] == {"127.0.0.1": 1} and not nodes.has_joined(0)
+        nodes.close()
+    if store:
+        store.close()
+        assert store.dropped == {"127.0.0.1": 1}
+
+
+def test_a_machine_without_free_ports_refuses_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(errno.EADDRINUSE, "Address already in use (while attempting to bind)")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(CannotStart, match=r"^no port can be opened on 127\.0\.0\.1: Address already in use$"):
+        listen("127.0.0.1")

@@ -50,10 +50,3 @@ def test_a_chain_leads_from_each_worker_that_depends_on_an_end_to_it(waits: Wait
         place = {worker: number for number, (worker, _) in enumerate(chain)}
         for worker, target in outside.items():
             assert target in end or place[target] > place[worker], "the end comes last"
-
-
-def test_a_circle_is_shown_as_a_whole() -> None:
-    a, b, c = ("a", 0), ("a", 1), ("b", 0)
-    waits = {a: [b], b: [c], c: [a]}
-    assert [set(end) for end in ends_of(waits)] == [{a, b, c}]
-    assert sorted(chain_to(waits, (a, b, c))) == [(a, b), (b, c), (c, a)]
