@@ -3,24 +3,19 @@ processes whose disk waits where a test wants it."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_exactly_once
-from processes import TIMEOUT, alive, wait
+from processes import wait
+from test_exactly_once import Running, rows_of
 
 from meshctl.run.checkpoints.saved import Manifest
-from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, Follower
-from tests.command_server import Done, call
+from meshctl.run.events import Follower
 
 PARTS = """
 import os
@@ -84,62 +79,6 @@ run: {steps: 6, dir: runs, checkpoint: {every: 2}}
 """
 ASYNC = "run.checkpoint.async=true"
 FOREVER = "run.steps=100000000"
-WORKERS = 3
-
-
-@dataclass
-class Launch:
-    """A launch that goes on in a thread."""
-
-    folder: Path
-    name: str
-    done: Done | None = None
-    threads: list[threading.Thread] = field(default_factory=list)
-
-    def begin(self, *words: str) -> Launch:
-        def launch() -> None:
-            self.done = call(self.folder, "launch", *words, env={"OMP_NUM_THREADS": "1"})
-
-        self.done = None
-        self.threads.append(threading.Thread(target=launch))
-        self.threads[-1].start()
-        return self
-
-    def end(self) -> Done:
-        self.threads[-1].join(TIMEOUT)
-        assert self.done is not None
-        return self.done
-
-    @property
-    def run(self) -> RunDir:
-        [folder] = (self.folder / "runs" / self.name).iterdir()
-        return RunDir(folder)
-
-    def events(self, name: str, step: int | None = None) -> list[Event]:
-        if not [*self.folder.glob(f"runs/{self.name}/*/events")]:
-            return []
-        found = Follower(self.run.events).in_order()
-        return [event for event in found if event.name == name and step in (None, event.step)]
-
-    def wait_for(self, name: str, step: int | None = None, count: int = WORKERS) -> None:
-        wait(lambda: len(self.events(name, step)) >= count or self.done is not None, f"{name} of step {step}")
-        assert len(self.events(name, step)) >= count, self.done
-
-    @property
-    def launcher(self) -> int:
-        return parent_of(parent_of(self.workers[0]))
-
-    @property
-    def workers(self) -> list[int]:
-        return [pid for event in self.events("started") if alive(pid := event.value["pid"])]
-
-    def rows(self) -> list[dict[str, Any]]:
-        rows = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
-        return [{key: value for key, value in row.items() if key != "time"} for row in rows]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @contextmanager
@@ -162,16 +101,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def whole(folder: Path) -> Launch:
+def whole(folder: Path) -> Running:
     """An uninterrupted run whose checkpoints are written while it waits."""
-    launch = Launch(folder, "whole").begin("recipe.yaml", "name=whole")
+    launch = Running(folder, "whole").begin("recipe.yaml", "name=whole")
     assert launch.end().returncode == 0, launch.done
     return launch
 
 
 @pytest.mark.slow
-def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Launch) -> None:
-    launch = Launch(folder, "killed")
+def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Running) -> None:
+    launch = Running(folder, "killed")
     with waiting_disk(folder, 4):
         launch.begin("recipe.yaml", "name=killed", ASYNC)
         launch.wait_for("saving", 4)
@@ -184,19 +123,19 @@ def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Laun
     assert [event.group for event in launch.events("saved", 4)] == ["read"]  # whose disk does not wait
     again = launch.begin(str(launch.run.path)).end()
     assert again.returncode == 0, again
-    assert launch.rows() == whole.rows() and launch.run.saved() == 6
+    assert rows_of(launch.run) == rows_of(whole.run) and launch.run.saved() == 6
     manifest = Manifest.read(launch.run.checkpoint(6))
     assert manifest.damage(launch.run.checkpoint(6)) == "" and len(manifest.files) == 6
 
 
 @pytest.mark.nightly
-def test_the_next_checkpoint_and_the_end_wait_for_the_one_in_flight(folder: Path, whole: Launch) -> None:
-    launch = Launch(folder, "waits")
+def test_the_next_checkpoint_and_the_end_wait_for_the_one_in_flight(folder: Path, whole: Running) -> None:
+    launch = Running(folder, "waits")
     with waiting_disk(folder, 2):
         launch.begin("recipe.yaml", "name=waits", ASYNC, "run.steps=5")
         launch.wait_for("step", 3)
         assert {event.group for event in launch.events("saving", 4)} <= {"read"}
-    assert launch.end().returncode == 0 and launch.rows() == whole.rows()[:5]
+    assert launch.end().returncode == 0 and rows_of(launch.run) == rows_of(whole.run)[:5]
     for rank in (0, 1):
         order = [
             (event.name, event.step)
@@ -209,7 +148,7 @@ def test_the_next_checkpoint_and_the_end_wait_for_the_one_in_flight(folder: Path
 
 @pytest.mark.nightly
 def test_a_requested_checkpoint_that_is_due_as_well_is_one(folder: Path) -> None:
-    launch = Launch(folder, "twice")
+    launch = Running(folder, "twice")
     with waiting_disk(folder, 2):
         launch.begin("recipe.yaml", "name=twice", ASYNC, FOREVER)
         launch.wait_for("step", 3)
@@ -219,13 +158,13 @@ def test_a_requested_checkpoint_that_is_due_as_well_is_one(folder: Path) -> None
     assert launch.end().returncode == 143
     steps = [event.step for event in launch.events("checkpoint")]
     assert steps == sorted(set(steps)) and steps[0] == 2
-    assert len(launch.events("saved", 4)) == WORKERS
+    assert len(launch.events("saved", 4)) == 3
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("opens", [True, False])
 def test_sigterm_waits_within_the_grace(opens: bool, folder: Path) -> None:
-    launch = Launch(folder, "term")
+    launch = Running(folder, "term")
     with waiting_disk(folder, 4):
         grace = "run.grace=40" if opens else "run.grace=1"
         launch.begin("recipe.yaml", "name=term", ASYNC, FOREVER, grace)
@@ -263,8 +202,8 @@ def small_disk(folder: Path) -> Iterator[Path]:
 def test_a_full_disk_is_a_warning_with_the_path(small_disk: Path, folder: Path) -> None:
     size = "components.learner.args={size: 100000}"  # 800 kB: two checkpoints do not fit
     keep = "run.checkpoint.keep=2"
-    done = Launch(folder, "full").begin("recipe.yaml", "name=full", ASYNC, size, keep).end()
-    run = Launch(folder, "full").run
+    done = Running(folder, "full").begin("recipe.yaml", "name=full", ASYNC, size, keep).end()
+    run = Running(folder, "full").run
     place = str(run.checkpoint(6))
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 5

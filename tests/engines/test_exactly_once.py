@@ -105,33 +105,56 @@ class Running:
     folder: Path
     name: str
     done: Done | None = None
+    thread: threading.Thread | None = None
 
-    def start(self, *words: str) -> threading.Thread:
+    def begin(self, *words: str) -> Running:
         def launch() -> None:
             self.done = call(self.folder, "launch", *words)
 
-        self.done = None
-        thread = threading.Thread(target=launch)
-        thread.start()
-        return thread
+        self.done, self.thread = None, threading.Thread(target=launch)
+        self.thread.start()
+        return self
+
+    def end(self) -> Done:
+        assert self.thread
+        self.thread.join(TIMEOUT)
+        assert self.done is not None
+        return self.done
 
     @property
     def run(self) -> RunDir:
         [folder] = (self.folder / "runs" / self.name).iterdir()
         return RunDir(folder)
 
-    @property
-    def events(self) -> list[Event]:
-        runs = self.folder / "runs" / self.name
-        return list(Follower(self.run.events).new()) if runs.is_dir() and any(runs.iterdir()) else []
+    def events(self, name: str, step: int | None = None) -> list[Event]:
+        """Returns the events of a name, those of the newest attempt last."""
+        if not [*self.folder.glob(f"runs/{self.name}/*/events")]:
+            return []
+        found = Follower(self.run.events).in_order()
+        return [event for event in found if event.name == name and step in (None, event.step)]
 
-    def living(self) -> list[int]:
-        """Returns the pids of the living workers."""
-        return [pid for event in self.events if event.name == "started" and alive(pid := event.value["pid"])]
+    def wait_for(self, name: str, step: int | None = None, count: int = 3) -> None:
+        wait(lambda: len(self.events(name, step)) >= count or self.done is not None, f"{name} of step {step}")
+        assert len(self.events(name, step)) >= count, self.done
+
+    @property
+    def workers(self) -> list[int]:
+        """The pids of the living workers."""
+        return [pid for event in self.events("started") if alive(pid := event.value["pid"])]
+
+    @property
+    def launcher(self) -> int:
+        return parent_of(parent_of(self.workers[0]))
+
+    def last_step(self) -> int:
+        """Returns the last step of which a worker has reported the end in the newest attempt."""
+        begun = max((event.time for event in self.events("launched")), default=0.0)
+        steps = [event.step or 0 for event in self.events("step") if event.time >= begun]
+        return max(steps, default=0)
 
     def pid_of(self, victim: str, chosen: random.Random) -> int:
         """Returns the pid of a process that is to be killed; 0 if there is none now."""
-        workers = self.living()
+        workers = self.workers
         if not workers:
             return 0
         node = parent_of(chosen.choice(workers))
@@ -172,11 +195,11 @@ def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: i
     gate = folder / f"gate-{name}"
     if kills:
         write_whole(gate, "0")
-    thread = running.start("recipe.yaml", f"run.steps={steps}", f"name={name}")
+    running.begin("recipe.yaml", f"run.steps={steps}", f"name={name}")
     for kill in kills:
-        reached = max((event.step or 0 for event in running.events if event.name == "step"), default=0)
+        reached = max((event.step or 0 for event in running.events("step")), default=0)
         write_whole(gate, str(min(max(kill.step, reached) + AHEAD, steps - 1)))
-        wait(lambda kill=kill: last_step(running) >= kill.step or running.done is not None, f"step {kill}")
+        wait(lambda kill=kill: running.last_step() >= kill.step or running.done is not None, f"step {kill}")
         pid = 0
 
         def found(victim: str = kill.victim) -> bool:
@@ -187,32 +210,21 @@ def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: i
         wait(found, f"a process for {kill}")
         if running.done is not None:
             break
-        before = len([event for event in running.events if event.name == "launched"])
+        attempts = len(running.events("launched"))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         if kill.victim == "launcher":
-            thread.join(TIMEOUT)
-            wait(lambda: not running.living(), "the end of all workers")
-            thread = running.start(str(running.run.path))
-        wait(lambda before=before: begun(running, before), f"the attempt after {kill}")
+            running.end()
+            wait(lambda: not running.workers, "the end of all workers")
+            running.begin(str(running.run.path))
+        wait(
+            lambda attempts=attempts: running.done is not None or len(running.events("launched")) > attempts,
+            f"the attempt after {kill}",
+        )
     if kills:
         write_whole(gate, str(steps))
-    thread.join(TIMEOUT * 2)
-    assert running.done is not None and running.done.returncode == 0, running.done
-    return running.run, len([event for event in running.events if event.name == "launched"]) - 1
-
-
-def begun(running: Running, before: int) -> bool:
-    return running.done is not None or (
-        len([event for event in running.events if event.name == "launched"]) > before
-    )
-
-
-def last_step(running: Running) -> int:
-    """Returns the last step of which a worker has reported the end in the newest attempt."""
-    events = sorted(running.events, key=lambda event: event.time)
-    newest = max((n for n, event in enumerate(events) if event.name == "launched"), default=0)
-    return max((event.step or 0 for event in events[newest:] if event.name == "step"), default=0)
+    assert running.end().returncode == 0, running.done
+    return running.run, len(running.events("launched")) - 1
 
 
 def rows_of(run: RunDir) -> list[dict[str, float]]:

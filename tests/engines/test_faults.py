@@ -45,22 +45,17 @@ def test_a_worker_that_fails_is_named_and_ends_the_run(
     assert run.output().count("error: two") == 1
 
 
-def test_killed_worker(launch: Launch, tmp_path: Path) -> None:
-    run, pids = going(launch, tmp_path)
-    os.kill(run.pid_of("two", 1), signal.SIGKILL)
-    gone(pids)
-    assert run.end() == 5
-    assert run.output().startswith("error: two:1 failed: killed by SIGKILL")
-
-
 @pytest.mark.parametrize(
     ("title", "line"),
     [
+        ("two:1", "error: two:1 failed: killed by SIGKILL"),
         ("mesh two/0", "error: the agent of two: killed by SIGKILL"),
-        ("meshctl-fork", "error: the fork server: killed by SIGKILL"),
+        (TITLE, "error: the fork server: killed by SIGKILL"),
     ],
 )
-def test_killed_agent_or_fork_server(launch: Launch, tmp_path: Path, title: str, line: str) -> None:
+def test_a_killed_process_is_named_and_ends_the_run(
+    launch: Launch, tmp_path: Path, title: str, line: str
+) -> None:
     run, pids = going(launch, tmp_path)
     os.kill(run.named(title), signal.SIGKILL)
     gone(pids)
@@ -78,20 +73,13 @@ def test_a_killed_launcher_ends_everything(launch: Launch, tmp_path: Path, with_
     assert run.end() is None
 
 
-def test_a_worker_that_ignores_sigterm_is_killed(launch: Launch, tmp_path: Path) -> None:
-    run, pids = going(launch, tmp_path, "forever two:0 stubborn")
+def test_grandchildren_and_a_worker_that_ignores_sigterm_go_too(launch: Launch, tmp_path: Path) -> None:
+    run, pids = going(launch, tmp_path, "forever children two:0 stubborn")
+    assert len(pids) == 1 + 1 + 1 + 2 + 4 + 8
     os.kill(run.pid_of("two", 1), signal.SIGKILL)
     gone(pids)
     assert run.end() == 5
     assert run.output().startswith("error: two:1 failed: killed by SIGKILL")
-
-
-def test_grandchildren_go_too(launch: Launch, tmp_path: Path) -> None:
-    run, pids = going(launch, tmp_path, "forever children")
-    assert len(pids) == 1 + 1 + 1 + 2 + 4 + 8
-    os.kill(run.pid_of("one", 0), signal.SIGKILL)
-    gone(pids)
-    assert run.end() == 5
 
 
 SLEEPER = Program(("-c", "import time; time.sleep(1000)"))
@@ -117,22 +105,6 @@ def test_a_stopped_node_process_does_not_prevent_the_end(launch: Launch, tmp_pat
     run.send(signal.SIGTERM)
     gone(pids)
     assert run.end() == 130
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "victim", [("one", 0), ("one", 31), ("two", 7), ("two", 16), ("two", 30), ("one", 12)]
-)
-def test_the_killed_one_of_64_workers_is_named(
-    launch: Launch, tmp_path: Path, victim: tuple[str, int]
-) -> None:
-    """Its peers report their losses while the launcher waits for a processor."""
-    run = launch(plan_of(tmp_path, ("one", 32), ("two", 32)), "forever").ready(64)
-    pids = family(run.pid)
-    os.kill(run.pid_of(*victim), signal.SIGKILL)
-    wait(lambda: not any(map(alive, pids)), "the end of all processes")
-    assert run.end() == 5
-    assert run.output().startswith(f"error: {victim[0]}:{victim[1]} failed: killed by SIGKILL")
 
 
 VICTIMS = ("launcher", TITLE, "mesh one/0", "mesh two/0", "one:0", "two:1")

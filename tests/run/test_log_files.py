@@ -118,22 +118,6 @@ def test_bytes_that_a_full_disk_does_not_take_are_counted(path: Path) -> None:
     assert path.read_bytes()[61:] == b"\n" + MARK + note + MARK + b"again\n"
 
 
-def test_bytes_are_counted_as_long_as_the_disk_is_full(path: Path) -> None:
-    clock, (soft, hard) = Clock(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    log = LogFile(path, now=lambda: 0.0, clock=clock)
-    log.write(b"first\n")
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
-        for _ in range(4):
-            log.write(b"lost\n")
-            clock.now += RETRY_S
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    log.write(b"again\n")
-    note = b"==== meshctl: 20 bytes are missing here: File too large ====\n"
-    assert path.read_bytes() == MARK + b"first\n" + MARK + note + MARK + b"again\n"
-
-
 def test_a_folder_that_does_not_exist_is_a_problem_and_no_error(tmp_path: Path) -> None:
     path, clock = tmp_path / "none" / "0.log", Clock()
     log = LogFile(path, now=lambda: 0.0, clock=clock)

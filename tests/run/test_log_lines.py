@@ -62,15 +62,6 @@ def test_a_line_without_a_time_follows_the_one_before_it(run: RunDir, clock: Clo
     ]
 
 
-def test_both_halves_of_a_bounded_log(run: RunDir, clock: Clock) -> None:
-    file = log(run, 0, clock, keep=600)
-    for number in range(12):
-        file.write(f"line {number}\n".encode())
-    lines = texts(list(lines_of_workers(run, [("train", 0)])))
-    assert lines[-1] == "train:0 line 11" and len(lines) > 5
-    assert lines == [f"train:0 line {number}" for number in range(12 - len(lines), 12)]
-
-
 def test_a_log_that_grows_and_is_rotated_meanwhile(run: RunDir, clock: Clock) -> None:
     file, reader = log(run, 0, clock, keep=600), WorkerLog(run, "train", 0)
     found = list[str]()

@@ -51,12 +51,6 @@ def test_a_step_is_complete_when_every_worker_of_every_group_has_ended_it() -> N
     assert folding.add(step("rollout", 1, 1, 91.5)) == [{"step": 1, "time": 2.0, "metrics.loss": 0.5}]
 
 
-def test_a_fast_group_may_be_steps_ahead() -> None:
-    fast = [step("rollout", 0, number) for number in (1, 2, 3)]
-    lines = fold([*fast, step("train", 0, 1), step("train", 0, 2)], {"rollout": 1, "train": 1})
-    assert [line["step"] for line in lines] == [1, 2]
-
-
 def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
     logged = [
         metric("train", 1, 1, 1.0, loss=4.0),
@@ -68,12 +62,6 @@ def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
     ]
     (line,) = fold([*logged, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
     assert line == {"step": 1, "time": 100.0, "count.tokens": 12, "metrics.loss": 1.0, "rate.lr": 8.0}
-
-
-def test_a_mean_over_an_empty_batch_has_no_weight() -> None:
-    logged = [metric("train", 0, 1, 0.0, loss=math.nan), metric("train", 1, 1, 2.0, loss=1.5)]
-    (line,) = fold([*logged, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
-    assert line["metrics.loss"] == 1.5
 
 
 def test_what_is_no_finite_number_is_null() -> None:
@@ -151,13 +139,6 @@ def test_a_finite_mean_of_values_beyond_the_range_is_wrong_in_no_rank() -> None:
     assert math.isnan(found.value) and line["metrics.a"] is None
 
 
-def test_the_last_step_that_has_a_line() -> None:
-    folding = Fold({"train": 2}, since=0.0, after=4)
-    assert folding.last == 4
-    assert folding.add(step("train", 0, 5)) == [] and folding.last == 4
-    assert len(folding.add(step("train", 1, 5))) == 1 and folding.last == 5
-
-
 def test_metrics_before_the_first_step_are_a_line_of_their_own() -> None:
     lines = fold([metric("train", 0, 0, stage="exam", reward=0.1), step("train", 0, 1)], {"train": 1})
     assert lines == [{"step": 0, "time": 0.0, "exam.reward": 0.1}, {"step": 1, "time": 100.0}]
@@ -196,13 +177,6 @@ def test_the_first_events_of_a_node_with_a_clock_that_is_behind_count() -> None:
     assert fold(events, {"train": 2}, since=100.0) == [{"step": 1, "time": 0.5, "metrics.loss": 2.0}]
 
 
-def test_a_second_word_without_values_changes_nothing() -> None:
-    lines = fold(
-        [metric("train", 0, 1, loss=1.0), step("train", 0, 1), step("train", 0, 1, 300.0)], {"train": 1}
-    )
-    assert len(lines) == 1
-
-
 def test_numbers_of_steps_without_a_line_that_are_not_finite() -> None:
     folding = Fold({"train": 2}, since=0.0)
     for event in (
@@ -217,10 +191,6 @@ def test_numbers_of_steps_without_a_line_that_are_not_finite() -> None:
     assert [one.step for one in folding.not_finite()] == [1], "its line has been written"
     found = [(one.metric, one.step, one.workers) for one in folding.pending_not_finite()]
     assert found == [("metrics.loss", 2, (("train", 0),)), ("metrics.norm", 2, (("train", 0),))]
-
-
-def test_a_step_that_a_worker_never_ended_has_no_line() -> None:
-    assert fold([metric("train", 0, 1, loss=1.0), step("train", 0, 1)], {"train": 2}) == []
 
 
 def test_programs_and_the_launcher_do_not_count() -> None:
@@ -257,11 +227,6 @@ def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
     assert steps == [(1, 1.0, 1), (2, 2.0, 2), (3, 3.0, 30), (4, 3.0, 40)]
 
 
-def test_reading_nothing_and_cutting_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path / "metrics.jsonl") == []
-    assert cut(tmp_path / "metrics.jsonl", 3) == 0.0
-
-
 @settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_any_interleaving_of_the_workers_results_in_the_same_lines(
@@ -288,17 +253,6 @@ def test_any_interleaving_of_the_workers_results_in_the_same_lines(
 
 def ready(group: str, rank: int, step: int) -> Event:
     return Event("ready", group, rank, step, time=100.0)
-
-
-def test_rows_go_on_after_the_restart_of_a_group_that_was_ahead() -> None:
-    lines = Fold({"judge": 1, "train": 1}, since=0.0)
-    for event in (step("judge", 0, 1), step("judge", 0, 2), step("train", 0, 1)):
-        lines.add(event)
-    lines.restart("judge")
-    assert lines.add(step("train", 0, 2)) == []
-    assert [row["step"] for row in lines.add(ready("judge", 0, 2))] == [2]
-    assert lines.add(step("judge", 0, 3)) == []
-    assert [row["step"] for row in lines.add(step("train", 0, 3))] == [3]
 
 
 @given(st.integers(0, 1 << 32), st.integers(1, 4))

@@ -46,12 +46,6 @@ def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
     assert ending.begin(12) and not ending.begin(13)
 
 
-def test_without_steps_and_data_only_a_stop_ends_it(store: HashStore) -> None:
-    ending = StopAgreement(store, store, 0)
-    assert ending.plan(0, {}, []) == []
-    assert ending.last == ENDLESS and ending.begin(10**9)
-
-
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.integers(0, 20))
 def test_all_workers_stop_after_one_step_that_none_had_begun(paces: list[int], delay: int) -> None:
@@ -115,16 +109,6 @@ def test_a_streams_end_is_no_request_for_a_last_step(store: HashStore) -> None:
     assert ending.begin(7)
     proposer.propose(StopRequest("the data ended", 7))
     assert proposer.poll() is None and ending.begin(8)
-
-
-def test_a_worker_that_left_has_answered(store: HashStore) -> None:
-    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
-    ending.plan(3, {}, [])
-    for step in (1, 2, 3):
-        assert ending.begin(step)
-    ending.leave()
-    proposer.propose(StopRequest("SIGTERM"))
-    assert proposer.poll() == 4
 
 
 def test_a_worker_that_left_is_known_to_others(store: HashStore) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import on_node
-from meshctl.engines.checks.across_nodes import judge, names_of
+from meshctl.engines.checks.across_nodes import judge
 from meshctl.engines.checks.device_files import requirements_on
 from meshctl.engines.checks.devices import Device, Report
 from meshctl.engines.checks.on_node import NodeFacts
@@ -38,10 +38,6 @@ def texts(one: NodeFacts, two: NodeFacts, group: Group = GROUP) -> list[str]:
     found = judge({0: one, 1: two}, {}, plan_of(group))
     assert all(problem.remedy for problem in found)
     return [problem.check.state + " " + problem.text for problem in found]
-
-
-def test_equal_nodes_have_no_problem() -> None:
-    assert texts(facts(), facts(host="b", torch="2.13.0+cu130")) == []
 
 
 def test_versions_of_a_group_differ() -> None:
@@ -119,10 +115,6 @@ def test_nodes_with_the_same_problem_share_it() -> None:
 def test_an_examination_that_failed_is_a_warning() -> None:
     [problem] = judge({0: NodeFacts(**on_node.failed(ValueError("odd")))}, {}, plan_of())
     assert not problem.is_failure and "ValueError: odd" in problem.text
-
-
-def test_many_nodes_are_abbreviated() -> None:
-    assert names_of(range(9), {0: facts()}) == "node 0 (a), node 1, node 2, node 3 and 5 more"
 
 
 @pytest.mark.parametrize("is_written", [True, False])

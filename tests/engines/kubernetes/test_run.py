@@ -6,7 +6,6 @@ import json
 import os
 import re
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import command_server
 from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
@@ -40,10 +40,7 @@ class World:
         self.options += ["engine.jobset.lease=5", "run.grace=5", "engine.jobset.port=29400"]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-c", MAIN, *words]
-        return subprocess.run(
-            argv, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        return command_server.call(self.folder, *words, env=self.environ)
 
     def launch(self, *words: str) -> subprocess.Popen[str]:
         argv = [sys.executable, "-c", MAIN, "launch", *self.options, *words]
@@ -163,12 +160,6 @@ def ended(world: World, launch: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.slow_suite
-def test_a_failing_worker_is_the_cause(world: World) -> None:
-    code, output = ended(world, world.launch("components.trainer.args.mood=raises"))
-    assert code == 5 and "error: two:1 failed in stage sum, step 2: ValueError: boom" in output, output
-
-
-@pytest.mark.slow_suite
 def test_a_pod_without_memory_is_named(world: World) -> None:
     launch = world.launch(*SLOW)
     world.until_step(2)
@@ -219,9 +210,16 @@ def test_a_lost_head_starts_again_and_continues(world: World) -> None:
 
 
 @pytest.mark.slow_suite
-def test_a_failing_setup_is_named(world: World) -> None:
-    code, output = ended(world, world.launch("engine.jobset.setup=['cd /nowhere']"))
-    assert code == 5 and "`engine.jobset.setup` has failed: cd /nowhere" in output, output
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [
+        ("engine.jobset.setup=['cd /nowhere']", "`engine.jobset.setup` has failed: cd /nowhere"),
+        ("components.trainer.args.mood=raises", "error: two:1 failed in stage sum, step 2: ValueError: boom"),
+    ],
+)
+def test_a_failing_setup_or_worker_is_the_cause(world: World, word: str, cause: str) -> None:
+    code, output = ended(world, world.launch(word))
+    assert code == 5 and cause in output, output
 
 
 @pytest.mark.slow_suite
@@ -245,15 +243,6 @@ def test_kubectl_that_is_missing_or_fails_is_one_message(world: World) -> None:
     failing = world.call("launch", *world.options)
     assert failing.returncode == 4 and "error: kubectl delete has failed: " in failing.stderr, failing.stderr
     assert "Traceback" not in failing.stderr
-
-
-@pytest.mark.slow_suite
-def test_ctrl_c_stops_the_job(world: World) -> None:
-    launch = world.launch(*SLOW)
-    world.until_step(2)
-    launch.send_signal(signal.SIGINT)
-    code, output = ended(world, launch)
-    assert code == 130, output
 
 
 NEVER = "(?!)"

@@ -6,16 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import wait
 
-from meshctl.engines.node import stacks, worker_logs
 from meshctl.engines.node.scratch import Scratch, scratch_folder
-from meshctl.engines.node.worker_logs import LOOK_S, WorkerLogs
+from meshctl.engines.node.worker_logs import WorkerLogs
 from tests.log_text import output_of
 
 PRINTS = "import os\nfor number in range({count}): os.write(1, b'%d\\n' % number)\n"
@@ -45,42 +42,6 @@ def numbers(count: int) -> str:
 
 def child_that_prints(output: int, count: int, then: str = "") -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-S", "-c", PRINTS.format(count=count) + then], stdout=output)
-
-
-def test_the_output_of_a_killed_worker_is_in_its_log(logs: WorkerLogs, tmp_path: Path) -> None:
-    outputs = logs.open([tmp_path / "0.log", tmp_path / "1.log"], 0)
-    os.write(outputs.descriptors[1], b"half a line")
-    worker = child_that_prints(
-        outputs.descriptors[0], 5000, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    assert worker.wait() == -signal.SIGKILL
-    outputs.wait_written(0)
-    outputs.wait_written(1)
-    assert output_of(tmp_path / "0.log") == numbers(5000)
-    assert output_of(tmp_path / "1.log") == "half a line"
-    outputs.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_workers_go_on_when_the_process_ends_or_stops(
-    logs: WorkerLogs, tmp_path: Path, number: signal.Signals
-) -> None:
-    """More is written than a pipe takes, so the worker waits for the process that is started in its place."""
-    outputs = logs.open([tmp_path / "0.log"], 0)
-    os.write(outputs.descriptors[0], b"before\n")
-    outputs.wait_written(0)
-    os.kill(logs.pid, number)
-    if number == signal.SIGSTOP:
-        wait(lambda: stacks.is_stopped(logs.pid), "a stopped process")
-        logs.keep_alive(time.monotonic() + LOOK_S)
-    os.waitpid(logs.pid, 0)
-    worker = child_that_prints(outputs.descriptors[0], 100_000)
-    logs.has_ended = True
-    logs.keep_alive(time.monotonic() + 3 * LOOK_S)
-    assert worker.wait() == 0
-    outputs.wait_written(0)
-    assert output_of(tmp_path / "0.log") == "before\n" + numbers(100_000)
-    outputs.close()
 
 
 def test_output_is_written_after_the_node_process_has_died(scratch: Scratch, tmp_path: Path) -> None:
@@ -128,7 +89,3 @@ def test_a_bound_holds_in_the_next_attempt_too(logs: WorkerLogs, tmp_path: Path)
         assert output_of(log).endswith("\n1999\n")
         assert {file.name for file in tmp_path.iterdir()} == {"0.log", "0.log.1"}
         assert all(file.stat().st_size <= 5_000 for file in tmp_path.iterdir())
-
-
-def test_the_process_has_a_title(logs: WorkerLogs) -> None:
-    wait(lambda: Path(f"/proc/{logs.pid}/comm").read_text().strip() == worker_logs.TITLE, "its title")

@@ -27,8 +27,7 @@ def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR2, 143)],
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR2, 143)]
 )
 def test_a_first_signal_ends_in_order(
     launch: Launch, tmp_path: Path, number: signal.Signals, code: int

@@ -179,14 +179,6 @@ def test_a_stage_has_its_own_patience(own: float | None, limit: float | None) ->
     assert (run.watch.take_expired() is None) == (limit is None)
 
 
-def test_an_event_of_a_worker_shows_that_it_advances() -> None:
-    run = Run()
-    run.stand("train", 1)
-    run.until(9.0)
-    run.watch.add(Event("metric", "train", 1), run.now)
-    assert run.until(18.0) == [] and len(run.until(20.0)) == 1
-
-
 def test_a_worker_that_advances_again_is_reported_once() -> None:
     run = Run()
     run.stand("train", 1)
@@ -286,14 +278,6 @@ def test_a_stuck_disk_and_swapping_are_distinguished() -> None:
         "train:0 has 2.0 GB in swap",
         "all tasks of its machine waited for memory (swapping) in 55 % of the last 10 s",
     ]
-
-
-def test_frames_of_the_runtime_are_left_out() -> None:
-    assert frames_of(ProcessState(stack=STACK)) == [
-        "/home/me/parts.py:14 in helper",
-        "/home/me/parts.py:20 in update",
-    ]
-    assert frames_of(ProcessState()) == []
 
 
 def test_frames_of_libraries_come_last() -> None:

@@ -15,34 +15,6 @@ from meshctl.run.directory import RunDir
 Rows = dict[int, float | None]
 
 
-def ranked(rows: Rows, steps: list[int], keep: int = 1, mode: Mode = "min") -> list[tuple[int, float, int]]:
-    best = BestCheckpoints("eval.loss", keep, mode)
-    for step, value in rows.items():
-        best.add({"step": step, "time": 0.0, "metrics.loss": -float(step), "eval.loss": value})
-        best.add({"step": step + 1, "time": 0.0, "metrics.loss": -1.0})
-    return [(one.step, one.value, one.value_step) for one in best.among(steps)]
-
-
-@pytest.mark.parametrize(("mode", "best"), [("min", (60, 1.0, 50)), ("max", (120, 3.0, 100))])
-def test_the_value_of_a_checkpoint_is_the_last_at_or_before_it(
-    mode: Mode, best: tuple[int, float, int]
-) -> None:
-    rows: Rows = {50: 1.0, 100: 3.0, 150: 2.0}
-    assert ranked(rows, [20, 40, 60, 80, 120, 150], mode=mode) == [best]
-
-
-def test_a_checkpoint_before_any_value_is_never_the_best() -> None:
-    assert ranked({50: 1.0}, [20, 40]) == []
-
-
-def test_a_value_that_is_not_finite_is_never_the_best() -> None:
-    assert ranked({10: 2.0, 20: None, 30: 3.0}, [10, 20, 30], keep=3) == [(10, 2.0, 10), (30, 3.0, 30)]
-
-
-def test_of_equal_values_the_earliest_checkpoint_is_the_best() -> None:
-    assert ranked({10: 2.0, 20: 2.0}, [30, 20, 10], keep=2) == [(10, 2.0, 10), (20, 2.0, 20)]
-
-
 def test_a_row_that_arrives_again_replaces_itself() -> None:
     best = BestCheckpoints("eval.loss", 1, "min")
     best.add({"step": 3, "eval.loss": 1.0})

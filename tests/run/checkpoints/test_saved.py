@@ -42,15 +42,6 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_the_newest_one_is_used(run: RunDir) -> None:
-    found = newest_whole_checkpoint(run)
-    assert (found.step, found.path, found.warning) == (20, run.checkpoint(20), "")
-
-
-def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
-    assert newest_whole_checkpoint(RunDir(tmp_path)).path is None
-
-
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
