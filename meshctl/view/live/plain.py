@@ -19,7 +19,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, restart_line
 from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
-from meshctl.view.live.run_state import RunState, download_line, saving_line
+from meshctl.view.live.run_state import RunState, download_line, notice_after, saving_line
 from meshctl.view.pictures.text.styled import visible
 from meshctl.view.times import Interval, extended
 
@@ -81,13 +81,10 @@ class PlainOutput:
                 self._print_download(event)
             case "restarted":
                 self._print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
-            case "warning":
-                self._print(f"warning: {event.value.get('text', '')}")
             case "stall":
                 self._print("\n".join(event.value.get("text", ())))
-            case "stopping":
-                reason = event.value.get("reason", "")
-                self._print(f"stopping: {reason}" if reason else "stopping")
+            case "warning" | "stopping":
+                self._print(notice_after(event, ""))
 
     def on_state(self, state: RunState) -> None:
         """Replaces the state by a newer one, which another process has folded."""

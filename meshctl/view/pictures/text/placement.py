@@ -18,6 +18,7 @@ from itertools import pairwise
 from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import NodeKind, Topology
 from meshctl.topology.cluster import Cluster
+from meshctl.topology.device_ranges import device_count, merged
 from meshctl.view.pictures.text.letters import IDLE, Marks
 from meshctl.view.pictures.text.styled import Column, Line, Segment, columns, cut, joined, styled, width_of
 
@@ -224,14 +225,9 @@ def _note(runs: Sequence[tuple[int, int]]) -> str:
 
 def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
     """Returns `node 3`, `nodes 0-6, 9`, or `nodes 0, 2, … 14`."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(runs):
-        if merged and merged[-1][1] >= start:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in merged]
-    one = "node" if sum(stop - start for start, stop in merged) == 1 else "nodes"
+    nodes = merged(sorted(runs))
+    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in nodes]
+    one = "node" if device_count(nodes) == 1 else "nodes"
     texts = [f"{one} {', '.join(words)}"]
     texts += [f"{one} {', '.join(words[:shown])}, … {words[-1]}" for shown in range(len(words) - 2, 0, -1)]
     shortest = f"{one} {words[0]} … {words[-1]}" if len(words) > 1 else texts[0]
