@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
+from meshctl.plan.resume_differences import differences
 from meshctl.plan.subset import incoming, only
 from meshctl.plan.views.topology import topology
 from meshctl.recipe.load import load
@@ -125,3 +127,34 @@ def test_a_group_alone_runs_its_own_blocks_only(evaluation: Plan, tmp_path: Path
     assert [route.name for route in incoming(plan, "two")] == ["batch -> ppo.update"]
     alone = only(plan, "two", ["batch -> ppo.update"])
     assert alone.left_out == () and [block.name for block in alone.plan.blocks] == ["ppo"]
+
+
+# Differences from a checkpoint that `tests/cli/test_resume_differences.py` has no example of
+
+STAGE = {"name": "batch", "kind": "call", "component": "source", "method": "next", "inputs": []}
+FACTS: dict[str, Any] = {
+    "components": [{"name": "source", "target": "parts.Source"}],
+    "stages": [STAGE],
+    "blocks": [{"name": "rounds", "over": "batch", "times": 1, "seed": 0}],
+}
+
+
+def messages(now: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(one.code, one.message) for one in differences(FACTS, now, (), ())]
+
+
+def test_a_changed_block_is_listed() -> None:
+    [block] = FACTS["blocks"]
+    assert messages(FACTS) == []
+    assert messages({**FACTS, "blocks": [{**block, "times": 3}]}) == [
+        ("", "`times` of the block `rounds` changed: 1 -> 3")
+    ]
+    assert messages({**FACTS, "blocks": [{**block, "name": "passes"}]}) == [
+        ("", "the block `passes` is new"),
+        ("", "the block `rounds` is gone"),
+    ]
+
+
+def test_a_source_that_moved_into_a_block_has_lost_its_position() -> None:
+    [found] = messages({**FACTS, "stages": [{**STAGE, "block": "rounds"}]})
+    assert found[0] == "MC723"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.plan.model import Cluster, Plan, Run
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Journal
 from meshctl.run.metrics import Fold
 from meshctl.run.row_file import as_json
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route
+from tests.view.pictures import plans
 
 BEGAN = 1000.0
 STEPS = 12
@@ -21,24 +20,15 @@ ROUTE = "rollouts -> metrics"
 
 
 def make_plan(steps: int = STEPS, show: tuple[str, ...] = ("exam.reward", "metrics.loss")) -> Plan:
-    two = DeviceMesh.from_sizes(world_size=2)
-    return Plan(
-        name="arithmetic",
-        seed=0,
-        cluster=Cluster(),
-        groups=(Group("rollout", "cpu", 2, 0), Group("train", "cpu", 2, 2)),
-        components=(
-            Component("sampler", "x.Sampler", "rollout", two),
-            Component("actor", "x.Actor", "train", two),
-        ),
-        stages=(
-            Stage("rollouts", "call", "sampler", "sample", samples=8),
-            Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
-            Stage("exam", "call", "sampler", "exam", collect="mean"),
-        ),
-        routes=(Route(ROUTE, "rollouts", "metrics"),),
-        run=Run(steps=steps, show=show),
-    )
+    rollout, train = plans.group("rollout", "cpu", 2), plans.group("train", "cpu", 2)
+    stages = [
+        plans.call("rollouts", "sampler.sample", samples=8),
+        plans.call("metrics", "actor.update", "rollouts", collect="mean"),
+        plans.call("exam", "sampler.exam", collect="mean"),
+    ]
+    components = [plans.component("sampler", rollout), plans.component("actor", train)]
+    made = plans.plan("arithmetic", Cluster(), [rollout, train], components, stages)
+    return replace(made, run=Run(steps=steps, show=show))
 
 
 def step_events(step: int) -> Iterator[Event]:

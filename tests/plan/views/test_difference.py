@@ -11,36 +11,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.plan.model import Component, Group, Input, Plan, Run, Stage, as_data
+from meshctl.plan.model import as_data
 from meshctl.plan.views.difference import Change, Fact, difference, merged
 from meshctl.plan.views.topology import Topology, Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.modes import Dispatch
 from meshctl.view.pictures.text.diff import draw
 from tests.plan.jobs import DeviceType, of_types
+from tests.view.pictures.plans import call, component, group, plan, sync
 
 GB = 1_000_000_000
 
 
 def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
     """Returns a plan of a sampler and an actor on nodes of eight devices."""
-    groups = (Group("rollout", "cuda", 4, 0, ((0, 4),)), Group("train", "cuda", ranks, 4, ((4, 4 + ranks),)))
-    mesh = DeviceMesh.from_sizes(world_size=ranks, **(sizes or {"fsdp_size": ranks}))
-    sampler = Component("sampler", "x.Sampler", "rollout", DeviceMesh.from_sizes(dp_size=4))
-    components = (sampler, Component("actor", "x.Actor", "train", mesh))
-    stages = (
-        Stage("rollouts", "call", "sampler", "sample", samples=64, sample_bytes=1000),
-        Stage("metrics", "call", "actor", "update", (Input(("rollouts",)),), collect="mean"),
-        Stage("publish", "sync", "actor", "weights", to="sampler", to_method="load_weights"),
-    )
-    routes = (
-        Route("rollouts -> metrics", "rollouts", "metrics"),
-        Route("publish", "publish", "publish", kind="weights"),
-    )
-    plan = Plan("job", 0, Cluster.of(nodes, cuda=8), groups, components, stages, routes, Run(steps=3))
-    return topology(of_types(plan, types) if types else plan)
+    rollout, train = group("rollout", "cuda", 4, (0, 4)), group("train", "cuda", ranks, (4, 4 + ranks))
+    components = [
+        component("sampler", rollout, dp_size=4),
+        component("actor", train, **(sizes or {"fsdp_size": ranks})),
+    ]
+    stages = [
+        call("rollouts", "sampler.sample", samples=64, sample_bytes=1000),
+        call("metrics", "actor.update", "rollouts", collect="mean"),
+        sync("publish", "actor", "sampler"),
+    ]
+    made = plan("job", Cluster.of(nodes, cuda=8), [rollout, train], components, stages)
+    return topology(of_types(made, types) if types else made)
 
 
 def facts(change: Change) -> dict[str, tuple[Any, Any]]:

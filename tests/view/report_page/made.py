@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stage
+from meshctl.plan.model import Cluster, Plan, Run
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Event
 from meshctl.run.row_file import as_json
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Route
 from meshctl.view.live.seen_run import SeenRun
+from tests.view.pictures import plans
 
 BEGAN = 1_700_000_000.0
 STEP_S = 0.5
@@ -22,21 +21,14 @@ STEP_S = 0.5
 
 def plan(workers: int = 2, name: str = "arithmetic", stages: Sequence[str] = ("rollouts", "update")) -> Plan:
     """Returns a plan of two groups, in which the first stage feeds the second one."""
-    mesh = DeviceMesh.from_sizes(world_size=workers)
+    groups = [plans.group(each, "cpu", workers) for each in ("rollout", "train")]
+    components = [plans.component("sampler", groups[0]), plans.component("actor", groups[1])]
     first, second = stages
-    return Plan(
-        name,
-        0,
-        Cluster(),
-        (Group("rollout", "cpu", workers, 0), Group("train", "cpu", workers, workers)),
-        (Component("sampler", "x.Sampler", "rollout", mesh), Component("actor", "x.Actor", "train", mesh)),
-        (
-            Stage(first, "call", "sampler", "sample", samples=8),
-            Stage(second, "call", "actor", "update", (Input((first,)),), collect="mean"),
-        ),
-        (Route(f"{first} -> {second}", first, second),),
-        Run(steps=100),
-    )
+    calls = [
+        plans.call(first, "sampler.sample", samples=8),
+        plans.call(second, "actor.update", first, collect="mean"),
+    ]
+    return replace(plans.plan(name, Cluster(), groups, components, calls), run=Run(steps=100))
 
 
 @dataclass
