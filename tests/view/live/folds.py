@@ -1,11 +1,14 @@
-"""Compares two folds of the same run."""
+"""Folds of a run: written as its launcher writes them, and compared."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from meshctl.run.directory import RunDir, write_whole
+from meshctl.run.events import Event
+from meshctl.run.launcher import Launcher
 from meshctl.view.live.run_state import RunState
-from meshctl.view.live.state_file import data_of
+from meshctl.view.live.state_file import as_text, data_of
 
 UNEQUAL = ("recent", "newest", "before")
 """Moving averages, and times of the end of a launch, which the launcher notes beside the event."""
@@ -27,3 +30,13 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def save(run: RunDir, state: RunState, launcher: Launcher | None = None) -> None:
+    """Writes the file with the state, by this process or by another launcher."""
+    write_whole(run.state, as_text(data_of(state, launcher or Launcher.present())))
+
+
+def end(run: RunDir, state: RunState, code: int, reason: str = "") -> None:
+    state.on_event(Event("over", value={"code": code, "reason": reason}, time=state.times.newest + 0.5))
+    save(run, state)

@@ -8,10 +8,11 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.run.launcher import Launcher
 from meshctl.view.live.listing import Row, age, listing, row_of, rows_of_runs
-from meshctl.view.live.state_file import StateFile
+from meshctl.view.live.run_state import RunState
 from tests.contract.launches import old_runs
 from tests.contract.pinned import DATA
 from tests.view.conftest import Pinned
+from tests.view.live.folds import end, save
 from tests.view.recorded import BEGAN, Recorded
 
 NOW = 200_000.0
@@ -40,13 +41,12 @@ def test_the_table(pinned: Pinned) -> None:
     assert {seconds: age(NOW - seconds, NOW) for seconds in ages} == ages
 
 
-def begun(recorded: Recorded, run: RunDir, launcher: Launcher, *events: Event) -> StateFile:
-    view = StateFile(recorded.plan, run)
-    view._launcher = launcher
+def begun(recorded: Recorded, run: RunDir, launcher: Launcher, *events: Event) -> RunState:
+    state = RunState(recorded.plan)
     for event in (Event("launched", time=BEGAN), *events):
-        view.on_event(event)
-    view._write()
-    return view
+        state.on_event(event)
+    save(run, state, launcher)
+    return state
 
 
 def test_whether_the_launcher_lives_decides(recorded: Recorded, run: RunDir) -> None:
@@ -77,7 +77,7 @@ def test_restarts_are_counted(recorded: Recorded, run: RunDir) -> None:
 
 
 def test_runs_of_all_kinds_are_listed(recorded: Recorded, run: RunDir) -> None:
-    begun(recorded, run, Launcher.present()).on_end(143, "SIGTERM")
+    end(run, begun(recorded, run, Launcher.present()), 143, "SIGTERM")
     damaged = RunDir(run.path.parent / "damaged")
     damaged.path.mkdir()
     damaged.state.write_text('{"format": 1}')

@@ -25,7 +25,7 @@ from meshctl.view.live.state_file import (
     state_of,
 )
 from tests.examples import examples
-from tests.view.live.folds import comparable
+from tests.view.live.folds import comparable, save
 from tests.view.recorded import BEGAN, Recorded, whole_run
 
 
@@ -124,14 +124,11 @@ def test_a_stalled_worker_advances_again(recorded: Recorded) -> None:
     assert state.condition == "running" and state.stall == ["stalled for 10 s"]
 
 
-def test_an_end_that_only_the_events_have(
-    recorded: Recorded, run: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_only_the_events_have(recorded: Recorded, run: RunDir) -> None:
     """A full disk may take the last event and not the file."""
-    view = StateFile(recorded.plan, run)
-    view.on_event(Event("launched", time=BEGAN))
-    monkeypatch.setattr(view, "_launcher", replace(Launcher.present(), start=1))
-    view._write()
+    begun = RunState(recorded.plan)
+    begun.on_event(Event("launched", time=BEGAN))
+    save(run, begun, replace(Launcher.present(), start=1))
     assert saved_state(recorded.plan, run)[0].code is None
     journal = Journal(run.journal("launcher"))
     journal.write("over", code=5, reason="train:1 failed")

@@ -12,36 +12,37 @@ from meshctl.run.events import Event, Journal
 from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
 from meshctl.run.row_file import as_json
+from meshctl.view.live.run_state import RunState
 from meshctl.view.live.seen_run import SeenRun
-from meshctl.view.live.state_file import StateFile
 from meshctl.view.live.watching import JsonWatch, LivePicture, PlainWatch, polled, watch_view
 from tests.view.conftest import Pinned
+from tests.view.live.folds import end, save
 from tests.view.live.test_dashboard import Terminal
 from tests.view.recorded import Recorded
 
 
 @pytest.fixture
-def halfway(recorded: Recorded, run: RunDir) -> StateFile:
-    """The writer of a run that has made nine steps."""
+def halfway(recorded: Recorded, run: RunDir) -> RunState:
+    """The state, also on disk, of a run that has made nine steps."""
     run.write_start(Start(()))
     write_whole(run.plan, recorded.plan.to_json())
     write_whole(run.recipe, "name: arithmetic\n")
-    view = StateFile(recorded.plan, run)
-    recorded.feed(view, steps=9)
-    view._write()
-    return view
+    state = RunState(recorded.plan)
+    recorded.feed(state, steps=9)
+    save(run, state)
+    return state
 
 
-def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
     sleeps = list[float]()
 
     def sleep(seconds: float) -> None:
         sleeps.append(seconds)
         if len(sleeps) == 2:
             halfway.on_row({"step": 10, "time": 9.0})
-            halfway._write()
+            save(run, halfway)
         if len(sleeps) == 4:
-            halfway.on_end(5, "train:1 failed")
+            end(run, halfway, 5, "train:1 failed")
 
     found = list(polled(SeenRun.of(run, recorded.plan), sleep))
     assert [(seen.condition, seen.state.step) for seen in found] == [
@@ -52,16 +53,15 @@ def test_a_run_is_polled_until_it_has_ended(recorded: Recorded, run: RunDir, hal
     assert found[0] is found[1], "what has not changed is not read again"
 
 
-def test_a_launcher_that_is_killed_ends_the_view(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+def test_a_launcher_that_is_killed_ends_the_view(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
     def kill(_: float) -> None:
-        halfway._launcher = replace(Launcher.present(), start=1)
-        halfway._write()
+        save(run, halfway, replace(Launcher.present(), start=1))
 
     *_, last = polled(SeenRun.of(run, recorded.plan), kill)
     assert (last.condition, last.code) == ("lost", 5)
 
 
-def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
     def delete(_: float) -> None:
         run.state.unlink()
         run.path.rename(run.path.with_name("elsewhere"))
@@ -71,7 +71,7 @@ def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfwa
 
 
 def test_the_picture_at_80_columns(
-    recorded: Recorded, run: RunDir, halfway: StateFile, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, run: RunDir, halfway: RunState, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
@@ -81,14 +81,14 @@ def test_the_picture_at_80_columns(
     assert isinstance(view, LivePicture)
     view.show(SeenRun.of(run, recorded.plan))
     halfway.on_event(Event("over", value={"code": 0, "reason": ""}, time=1006.5))
-    halfway.on_end(0, "")
+    save(run, halfway)
     view.end(SeenRun.of(run, recorded.plan))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "")
     pinned("watch.txt", "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
 
 
 def test_plain_lines(
-    recorded: Recorded, run: RunDir, halfway: StateFile, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
+    recorded: Recorded, run: RunDir, halfway: RunState, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshctl.view.live.watching.time.time", lambda: 1006.0)
     stream = io.StringIO()
@@ -104,16 +104,16 @@ def test_plain_lines(
     view.show(SeenRun.of(run, recorded.plan))
     run.metrics.write_text(as_json({"step": 10, "time": 9.5, "metrics.loss": 0.1}))
     halfway.on_event(Event("warning", value={"text": "unused"}))
-    halfway.on_end(143, "SIGTERM")
+    end(run, halfway, 143, "SIGTERM")
     view.end(SeenRun.of(run, recorded.plan))
     pinned("watch_plain.txt", stream.getvalue())
 
 
-def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfway: StateFile) -> None:
+def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
     stream = io.StringIO()
     view = JsonWatch(stream)
     for _ in range(3):
         view.show(SeenRun.of(run, recorded.plan))
-    halfway.on_end(0, "")
+    end(run, halfway, 0)
     view.end(SeenRun.of(run, recorded.plan))
     assert [json.loads(line)["state"] for line in stream.getvalue().splitlines()] == ["running", "done"]
