@@ -92,7 +92,7 @@ def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
     [
         (["validate", "-"], "ok: recipe: 1 group, 2 workers; plan "),
         (["config", "-"], "groups:\n  a:\n    ranks: 3\n"),
-        (["config", "-", "--origins"], "override 1:1:16  (was 2, <stdin>:1:21)\n"),
+        (["config", "-", "--origins"], "(was 2, <stdin>:1:21)\n"),
         (["show-topology", "-"], "recipe  3 workers on 1 node "),
         (["launch", "-", "--dry-run"], "recipe: 1 group, 3 workers; plan "),
     ],

@@ -172,7 +172,7 @@ BASE = {
 
 
 @settings(
-    max_examples=examples(40, 150),
+    max_examples=examples(25, 150),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -301,7 +301,7 @@ TREES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=examples(80, 300))
+@settings(max_examples=examples(50, 300))
 @given(
     st.dictionaries(HARMLESS_KEYS, TREES, **LISTS),
     st.sampled_from([True, False, None]),

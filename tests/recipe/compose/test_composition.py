@@ -244,7 +244,7 @@ ENTRIES = st.one_of(
 
 
 @settings(
-    max_examples=examples(40, 150),
+    max_examples=examples(25, 150),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))

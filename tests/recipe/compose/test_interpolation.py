@@ -123,5 +123,12 @@ def test_what_unfolds_or_is_nested_without_end_is_one_error() -> None:
     doubled = ["v0: x"] + [f"v{n}: '${{v{n - 1}}}${{v{n - 1}}}'" for n in range(1, 40)]
     assert "MC218" in resolved("\n".join(doubled))[1]
     chain = "\n".join(["v0: x", *(f"v{n}: '${{v{n - 1}}}'" for n in range(1, 1500))])
-    for text in ("a: " + "${" * 2000 + "}" * 2000, chain):
+    selected = "a: '" + "${oc.select:x," * 300 + "1" + "}" * 300 + "'"
+    for text in (
+        "a: " + "${" * 2000 + "}" * 2000,
+        "a: '" + "${" * 500 + "'",
+        "a: '" + "${b}" * 1001 + "'",
+        selected,
+        chain,
+    ):
         assert resolved(text)[1] == ["MC218"]
