@@ -34,9 +34,11 @@ Where a subclass overrides a method, its columns are unknown until it declares `
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
+from functools import partial
 from typing import Any
 
 from meshctl.argument_limits import NO_FACTS, Shipped
@@ -48,15 +50,6 @@ LAYOUT_DIMS = (*DIMS, "ulysses", "ep", "etp", "vpp")
 SEQUENCE = "sequence_parallel"
 WITHOUT = (*LAYOUT_DIMS, SEQUENCE)
 """The dims, and the further key of a mesh, without which an argument can be supported."""
-LAYOUT_WORDS = {
-    "tied_shards": "equal",
-    "attention": "transformers",
-    "experts": "transformers",
-    "ulysses": "heads",
-    "pp_plan": "transformers",
-}
-"""Keys of `LAYOUTS`, and the only value of each."""
-LAYOUT_KEYS = ("dims", "excludes", "tp_plan", "lora_styles", *LAYOUT_WORDS, "split", "cache", "without")
 KeyPath = tuple[str, ...]
 """The key path of an argument below the component; empty if none is declared."""
 
@@ -110,8 +103,6 @@ WITHDRAWN = (
 )
 """Class attributes of ready-made components of earlier versions."""
 NONE = ast.Constant(None)
-TP_PLANS = ("transformers",)
-"""The libraries whose plans are read."""
 EVERY_INPUT = "*"
 """In `RETURNS`: all columns of the inputs."""
 
@@ -194,12 +185,6 @@ def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     return value
 
 
-def _arguments(value: Any, *keys: str) -> dict[str, KeyPath]:
-    """Returns key -> argument, of a mapping or of the first key's argument alone."""
-    given = {keys[0]: value} if isinstance(value, str) else _mapping(value, *keys)
-    return {key: _argument(name) for key, name in given.items()}
-
-
 def _returned_columns(value: Any) -> Mapping[str, Returned]:
     if not isinstance(value, dict):  # the name may mean something else
         return {}
@@ -229,47 +214,11 @@ def _extra(value: Any) -> tuple[str, ...]:
 
 def _layouts(value: Any) -> Layouts:
     given = _mapping(value, *LAYOUT_KEYS)
-    dims, excludes = given.get("dims"), given.get("excludes", ())
-    if dims is not None and not _is_dims(dims):
-        raise Wrong(f'"dims" is not a list of {", ".join(LAYOUT_DIMS)}')
-    if not isinstance(excludes, (list, tuple)) or not all(
-        _is_dims(pair) and len(pair) == 2 for pair in excludes
-    ):
-        raise Wrong('"excludes" is not a list of pairs of dims')
-    tp_plan = given.get("tp_plan", "")
-    if "tp_plan" in given and tp_plan not in TP_PLANS:
-        raise Wrong(f'"tp_plan" is not "{" or ".join(TP_PLANS)}"')
-    if "lora_styles" in given and not _is_dotted(given["lora_styles"]):
-        raise Wrong('"lora_styles" is not the dotted path of a table')
-    if "split" in given and not _is_argument(given["split"]):
-        raise Wrong('"split" is not an argument such as "args.split"')
-    if "cache" in given and given["cache"] != "args" and not _is_argument(given["cache"]):
-        raise Wrong('"cache" is not an argument such as "args.share_prompts", or "args"')
-    for key, word in LAYOUT_WORDS.items():
-        if given.get(key, word) != word:
-            raise Wrong(f'"{key}" is not "{word}"')
-    pairs = tuple((pair[0], pair[1]) for pair in excludes)
-    return Layouts(
-        dims=None if dims is None else tuple(dims),
-        excludes=pairs,
-        tp_plan=tp_plan,
-        lora_styles=given.get("lora_styles", ""),
-        tied_shards=given.get("tied_shards", ""),
-        attention=given.get("attention", ""),
-        experts=given.get("experts", ""),
-        ulysses=given.get("ulysses", ""),
-        pp_plan=given.get("pp_plan", ""),
-        split=_argument(given["split"]) if "split" in given else (),
-        cache=tuple(given.get("cache", "").split(".")) if "cache" in given else (),
-        without=_without(given.get("without", {})),
-    )
-
-
-def _without(value: Any) -> Mapping[KeyPath, tuple[str, ...]]:
-    is_mapping = isinstance(value, dict) and all(map(_is_argument, value))
-    if not is_mapping or not all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values()):
-        raise Wrong('"without" does not map arguments to lists of dims')
-    return {_argument(name): tuple(dims) for name, dims in value.items()}
+    for key, one in given.items():
+        is_valid, _, wanted = LAYOUT_KEYS[key]
+        if not is_valid(one):
+            raise Wrong(f'"{key}" is not {wanted}')
+    return Layouts(**{key: LAYOUT_KEYS[key][1](one) for key, one in given.items()})
 
 
 def _is_argument(value: Any) -> bool:
@@ -288,6 +237,43 @@ def _is_dims(value: Any) -> bool:
     return _is_texts(value) and all(dim in LAYOUT_DIMS for dim in value)
 
 
+def _are_pairs(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(_is_dims(pair) and len(pair) == 2 for pair in value)
+
+
+def _are_excluded(value: Any) -> bool:
+    is_mapping = isinstance(value, dict) and all(map(_is_argument, value))
+    return is_mapping and all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values())
+
+
+LAYOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
+    "dims": (
+        lambda value: value is None or _is_dims(value),
+        lambda value: None if value is None else tuple(value),
+        f"a list of {', '.join(LAYOUT_DIMS)}",
+    ),
+    "excludes": (_are_pairs, lambda value: tuple(map(tuple, value)), "a list of pairs of dims"),
+    "lora_styles": (_is_dotted, str, "the dotted path of a table"),
+    "split": (_is_argument, _argument, 'an argument such as "args.split"'),
+    "cache": (
+        lambda value: value == "args" or _is_argument(value),
+        lambda value: tuple(value.split(".")),
+        'an argument such as "args.share_prompts", or "args"',
+    ),
+    "without": (
+        _are_excluded,
+        lambda value: {_argument(name): tuple(dims) for name, dims in value.items()},
+        "a mapping of arguments to lists of dims",
+    ),
+    **{
+        key: (partial(operator.eq, word), str, f'"{word}"')
+        for key, word in {
+            **dict.fromkeys(("tp_plan", "attention", "experts", "pp_plan"), "transformers"),
+            **{"tied_shards": "equal", "ulysses": "heads"},
+        }.items()
+    },
+}
+"""Key of `LAYOUTS` -> (whether its value is valid, the value of `Layouts`, what a valid one is)."""
 READERS: Mapping[str, Callable[[Any], Any]] = {
     "MODEL": _model,
     "LAYOUTS": _layouts,
