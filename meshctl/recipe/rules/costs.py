@@ -3,14 +3,12 @@ and process groups that span nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import gcd
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.meshes import allocation_of
 from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
@@ -52,7 +50,7 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         are = "is" if device_count(idle) == 1 else "are"
         message = f"{device_count(idle)} of {total} {kind} devices {are} not used by any group"
         span = _stated(facts, kind, idle[0][0], allocation.cluster)
-        help = _how_to_use(recipe, kind, allocation)
+        help = "give them to a group, or remove them from `cluster`"
         where = _listed(idle, allocation.cluster, kind)
         yield Diagnostic("MC320", f"{message}: {where}", span, seconds, help, "warning")
 
@@ -63,17 +61,12 @@ def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
     return all(group.devices == device_count(allocation.devices[group.name]) for group in on_devices)
 
 
-def _ranges_of_type(recipe: Recipe, allocation: Allocation, kind: str) -> list[tuple[int, int]]:
-    """Returns the device ranges of all groups of a type, in ascending order."""
-    names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
-    return sorted(some for name in names for some in allocation.devices[name])
-
-
 def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
     """Returns the devices of a type that no group uses."""
     total, end = allocation.cluster.total(kind), 0
+    names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
     idle: list[tuple[int, int]] = []
-    for start, stop in [*_ranges_of_type(recipe, allocation, kind), (total, total)]:
+    for start, stop in [*sorted(some for name in names for some in allocation.devices[name]), (total, total)]:
         if start > end:
             idle.append((end, start))
         end = max(end, stop)
@@ -100,11 +93,6 @@ def _numbers(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
-def _type_key(recipe: Recipe, kind: str) -> tuple[str, ...]:
-    """Returns the key of a device type below `devices_per_node`, if that has numbers by type."""
-    return (kind,) if kind in recipe.cluster.named else ()
-
-
 def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
     """Returns the span of the value to which a device belongs: in its node pool, or in `devices_per_node`."""
     node = cluster.node_of(kind, device)
@@ -112,32 +100,7 @@ def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
         if node < pool.count:
             return facts.value("cluster", "nodes", pool.name, "devices")
         node -= pool.count
-    return facts.cluster_value("devices_per_node", *_type_key(facts.recipe, kind))
-
-
-def _how_to_use(recipe: Recipe, kind: str, allocation: Allocation) -> str:
-    """Returns help that proposes a cluster without these devices, if a smaller number describes one."""
-    given, cluster = recipe.cluster, allocation.cluster
-    if given.pools:
-        return "give them to a group, or remove them from the node pool"
-    last = max((stop for _, stop in _ranges_of_type(recipe, allocation, kind)), default=0)
-    if not last:
-        return f"give them to a group, or remove `{kind}` from `cluster.devices_per_node`"
-    key, number = "nodes", cluster.node_of(kind, last - 1) + 1
-    smaller = replace(given, nodes=number)
-    if cluster.nodes == 1 and given.devices_of(kind) == cluster.total(kind):
-        key, number = ".".join(("devices_per_node", *_type_key(recipe, kind))), last
-        per_node = given.devices_per_node
-        smaller = replace(
-            given, devices_per_node={**per_node, kind: last} if isinstance(per_node, Mapping) else last
-        )
-    there = allocation_of(recipe, cluster=smaller)
-    left, idle = device_count(_idle(recipe, there, kind)), device_count(_idle(recipe, allocation, kind))
-    if there.beyond or left >= idle:
-        return "give them to a group, or remove them from `cluster`"
-    return (
-        f"give them to a group, or write `cluster.{key}: {number}`{f', which leaves {left}' if left else ''}"
-    )
+    return facts.cluster_value("devices_per_node", *([kind] if kind in facts.recipe.cluster.named else []))
 
 
 # Process groups that span nodes

@@ -89,25 +89,6 @@ def test_what_does_not_idle() -> None:
     assert found.message.startswith("1 of 2 mps devices is not used by any group: number 0 of node 1")
 
 
-@pytest.mark.parametrize(
-    ("cluster", "ranks", "help"),
-    [
-        ({"nodes": 4, "devices_per_node": 8}, 16, "`cluster.nodes: 2`"),
-        ({"nodes": 4, "devices_per_node": 8}, 12, "`cluster.nodes: 2`, which leaves 4"),
-        ({"nodes": 1, "devices_per_node": 8}, 6, "`cluster.devices_per_node: 6`"),
-        ({"nodes": 1, "devices_per_node": {"cuda": 8}}, 6, "`cluster.devices_per_node.cuda: 6`"),
-        ({"nodes": 2, "devices_per_node": 8}, 12, "remove them from `cluster`"),
-        ({"devices_per_node": [8, 4]}, 8, "remove them from `cluster`"),
-        ({"nodes": 1, "devices_per_node": {"cuda": 4, "npu": 4}}, 4, "remove `npu` from"),
-    ],
-)
-def test_the_help_proposes_a_cluster_without_idle_devices(
-    cluster: dict[str, Any], ranks: int, help: str
-) -> None:
-    (found,) = of_train(cluster, ranks)
-    assert help in found.help and found.severity == "warning"
-
-
 # Process groups across nodes
 
 
