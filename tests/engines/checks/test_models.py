@@ -68,6 +68,8 @@ def snapshot(folder: Path, name: str, *files: str) -> Path:
 def test_names_of_the_hub_are_downloaded_once(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, actor("some/name"), "some/name")
     assert wanted(tmp_path, plan) == (Download("some/name", "actor", "model"),)
+    plan = plan_of(tmp_path, actor("some/name", "mine.Plain"))
+    assert wanted(tmp_path, plan) == (Download("some/name", "actor", "model"),), "a class without an extra"
     plan = plan_of(tmp_path, actor("some/name", "mine.Mine"), "other/name")
     assert [(one.name, one.kind) for one in wanted(tmp_path, plan)] == [
         ("other/name", "tokenizer"),
@@ -85,11 +87,10 @@ def test_what_is_on_this_machine_is_not_downloaded(tmp_path: Path) -> None:
     snapshot(tmp_path, "some/name", "config.json", "tokenizer.json", "model.safetensors")
     plan = plan_of(tmp_path, actor("some/name"), "some/name")
     assert wanted(tmp_path, plan, HF_HUB_OFFLINE="1") == ()
-
-
-def test_a_class_needs_no_extra_for_its_model(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, actor("some/name", "mine.Plain"))
-    assert [(one.name, one.kind) for one in wanted(tmp_path, plan)] == [("some/name", "model")]
+    (tmp_path / "some" / "rows").mkdir(parents=True)
+    (tmp_path / "some" / "rows" / "a.jsonl").write_text('{"text": "a"}\n')
+    for path in ("some/rows", "some/rows/*.jsonl", "texts.jsonl"):
+        assert wanted(tmp_path, plan_of(tmp_path, texts(path)), HF_HUB_OFFLINE="1") == ()
 
 
 def test_the_model_of_an_engine_alone_is_downloaded(tmp_path: Path) -> None:
@@ -123,13 +124,6 @@ def test_a_dataset_of_the_hub_is_downloaded_unless_it_is_streamed(tmp_path: Path
         (stored / folder / "dataset_info.json").write_text("{}")
         assert wanted(tmp_path, plan, HF_HUB_OFFLINE="0") == expected_here
     assert wanted(tmp_path, plan, HF_HUB_OFFLINE="1") == ()
-
-
-def test_local_data_are_not_downloaded(tmp_path: Path) -> None:
-    (tmp_path / "some" / "rows").mkdir(parents=True)
-    (tmp_path / "some" / "rows" / "a.jsonl").write_text('{"text": "a"}\n')
-    for path in ("some/rows", "some/rows/*.jsonl", "texts.jsonl"):
-        assert wanted(tmp_path, plan_of(tmp_path, texts(path)), HF_HUB_OFFLINE="1") == ()
 
 
 def test_a_snapshot_without_all_weights_is_downloaded(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ def exited(rank: int, code: int, stopped: bool = False, group: str = "train") ->
     return Event("exited", group, rank, value={"pid": 1, "code": code, "stopped": stopped})
 
 
+def fault(rank: int, error: str, time: float = 0.0, **more: str) -> Event:
+    return Event("fault", "train", rank, value={"error": error, **more}, time=time)
+
+
 OUT_OF_MEMORY = Event("exited", "train", 1, value={"pid": 1, "code": -9, "out_of_memory": True})
 
 
@@ -97,6 +101,12 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: i
             "train:1 failed in the connection: killed by SIGSEGV",
         ),
         ([(1, LOST)], "rollout:0 failed in stage batch, step 3: a peer is gone"),
+        ([(1, fault(1, "later", 20.0)), (1, fault(0, "earlier", 10.0))], "train:0 failed: earlier"),
+        ([(1, fault(1, "boom", doing="setup of `actor`"))], "train:1 failed in setup of `actor`: boom"),
+        (
+            [(1, LOST), (33, exited(1, 0))],
+            "train:1 failed: ended before the run was over, with exit code 0",
+        ),
         (
             [(1, lost("c", 0, "b", 1)), (30, lost("b", 1, "a", 0))],
             "b:1 failed in stage batch, step 3: a:0 is gone",
@@ -119,6 +129,23 @@ def test_the_first_cause(tmp_path: Path, arrivals: list[tuple[int, Event]], line
     cause = verdict(tmp_path, *arrivals)
     assert cause is not None
     assert cause.line == line
+
+
+DONE = Event("done", "train", 0)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        [(1, exited(0, -15, stopped=True))],
+        [(1, exited(0, 0, group="program"))],
+        [(1, DONE)],
+        [(1, DONE), (2, exited(0, 0))],
+        [(1, exited(0, 0)), (2, DONE)],  # the file with the last event of a worker may be read later
+    ],
+)
+def test_what_is_no_cause(tmp_path: Path, arrivals: list[tuple[int, Event]]) -> None:
+    assert verdict(tmp_path, *arrivals) is None
 
 
 AGENT = Event("fault", "train", value={"error": "the fork server is gone", "lost": True})
@@ -177,17 +204,6 @@ def test_a_death_is_reported_with_what_the_worker_was_doing(
     assert causes.settled is not None and causes.settled.line == f"train:1 failed in {line}"
 
 
-@pytest.mark.parametrize(
-    "event", [exited(0, -15, stopped=True), exited(0, 0, group="program"), Event("done", "train", 0)]
-)
-def test_what_is_no_cause(tmp_path: Path, event: Event) -> None:
-    assert verdict(tmp_path, (1, event)) is None
-
-
-def test_an_end_after_the_last_step_is_no_cause(tmp_path: Path) -> None:
-    assert verdict(tmp_path, (1, Event("done", "train", 0)), (2, exited(0, 0))) is None
-
-
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:
     assert verdict(tmp_path, (1, LOST), poll=66) is None
     assert verdict(tmp_path, (1, LOST), poll=67) is not None
@@ -211,40 +227,12 @@ def test_a_head_that_stood_still_reads_what_arrived_meanwhile(tmp_path: Path) ->
     assert causes.settled.line == "train:1 failed: ended before the run was over, with exit code 0"
 
 
-def test_an_exit_that_is_not_yet_classified_is_waited_for(tmp_path: Path) -> None:
-    causes = head(tmp_path / "log")
-    causes.add(LOST)
-    for number in range(40):
-        if number == 33:
-            causes.add(exited(1, 0))
-        causes.end_poll(float(number))
-        assert causes.settled is None or causes.settled.group == "train"
-    assert causes.settled is not None
-
-
 def test_looks_that_something_wakes_early_count_as_one(tmp_path: Path) -> None:
     causes = head(tmp_path / "log")
     causes.add(LOST)
     for number in range(1000):
         causes.end_poll(number * POLL_S / 1000)
     assert causes.settled is None
-
-
-def test_faults_received_together_are_ordered_by_their_own_time(tmp_path: Path) -> None:
-    late = Event("fault", "rollout", 0, value={"error": "later"}, time=20.0)
-    cause = verdict(
-        tmp_path, (1, late), (1, Event("fault", "train", 1, value={"error": "earlier"}, time=10.0))
-    )
-    assert cause is not None
-    assert cause.error == "earlier"
-
-
-def test_setup_is_named(tmp_path: Path) -> None:
-    cause = verdict(
-        tmp_path, (1, Event("fault", "train", 1, value={"error": "boom", "doing": "setup of `actor`"}))
-    )
-    assert cause is not None
-    assert cause.line == "train:1 failed in setup of `actor`: boom"
 
 
 SCRIPT = """hello
@@ -256,22 +244,22 @@ goodbye
 """
 
 
-def test_a_script_that_raised_is_quoted_from_its_log(tmp_path: Path) -> None:
-    cause = verdict(tmp_path, (1, exited(1, 1)), log=SCRIPT.format("ValueError: boom"))
-    assert cause is not None
-    assert (cause.priority, cause.error) == (Priority.OWN, "ValueError: boom")
-    assert (
-        cause.traceback
-        == 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    main()\nValueError: boom'
-    )
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    main()\nValueError: boom'
 
 
-def test_a_script_that_lost_a_peer_is_a_victim(tmp_path: Path) -> None:
-    cause = verdict(
-        tmp_path, (1, exited(1, 1)), log=SCRIPT.format("RuntimeError: [gloo] Connection closed by peer")
-    )
-    assert cause is not None
-    assert cause.priority == Priority.LOST
+@pytest.mark.parametrize(
+    ("error", "priority", "traceback"),
+    [
+        ("ValueError: boom", Priority.OWN, TRACE),
+        ("RuntimeError: [gloo] Connection closed by peer", Priority.LOST, ""),
+    ],
+)
+def test_a_script_that_raised_is_quoted_from_its_log_and_may_be_a_victim(
+    tmp_path: Path, error: str, priority: Priority, traceback: str
+) -> None:
+    cause = verdict(tmp_path, (1, exited(1, 1)), log=SCRIPT.format(error))
+    assert cause is not None and (cause.priority, cause.error) == (priority, error)
+    assert not traceback or cause.traceback == traceback
 
 
 def test_last_words_have_no_times_and_may_be_in_two_files(tmp_path: Path) -> None:
@@ -290,17 +278,6 @@ def test_an_earlier_attempts_last_words_are_not_quoted(tmp_path: Path) -> None:
     log.write_text(SCRIPT.format("ValueError: old") + f"{ATTEMPT}2 ====\nall is well\n")
     assert last_words(str(log)) == ("", "")
     assert last_words(str(tmp_path / "none")) == ("", "")
-
-
-def test_an_exit_is_classified_after_the_next_reading(tmp_path: Path) -> None:
-    """The file with the last event of a worker may be read after that with its exit."""
-    causes = head(tmp_path / "log")
-    causes.add(exited(0, 0))
-    causes.end_poll(1)
-    causes.add(Event("done", "train", 0))
-    for now in range(2, 102):
-        causes.end_poll(now)
-    assert causes.settled is None
 
 
 def test_the_stack_of_a_fatal_error_ends_where_the_user_code_ends(tmp_path: Path) -> None:
