@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,16 +120,28 @@ def name_of(pid: int) -> str:
         return ""
 
 
+def parent_of(pid: int) -> int:
+    """Returns the parent of a process; 0 if the process has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def command_lines_with_token() -> list[bytes]:
+    """Returns the command lines on this machine with a word of 64 hexadecimal digits, as tokens are."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(file.read_bytes())
+    return [line for line in found if re.search(rb"\b[0-9a-f]{64}\b", line)]
+
+
 def family(pid: int) -> list[int]:
     """Returns a process and its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+        if entry.name.isdigit() and (parent := parent_of(int(entry.name))):
+            parents.setdefault(parent, []).append(int(entry.name))
     found = [pid]
     for member in found:
         found += parents.get(member, [])

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 CPUS = 3
@@ -72,10 +71,6 @@ def ray_cluster(machines: int) -> Iterator[RayCluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def main(machines: int) -> None:

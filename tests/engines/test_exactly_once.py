@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import TIMEOUT, alive, name_of, wait
+from processes import TIMEOUT, alive, name_of, parent_of, wait
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower
@@ -165,12 +165,6 @@ class Running:
                 [pid for pid in children_of(node) if name_of(pid).startswith("mesh ")] or [0]
             )
         return node if victim == "node process" else parent_of(node)
-
-
-def parent_of(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def children_of(pid: int) -> Iterator[int]:

@@ -26,8 +26,8 @@ from meshctl.recipe.load import load
 from meshctl.run.directory import Start
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PARTS, RECIPE
-from tests.engines.processes import name_of
-from tests.engines.ray_cluster import RayCluster, parent_of, ray_cluster
+from tests.engines.processes import name_of, parent_of
+from tests.engines.ray_cluster import RayCluster, ray_cluster
 from tests.engines.test_ssh import rows
 from tests.hang import HANG_S
 from tests.paths import ROOT

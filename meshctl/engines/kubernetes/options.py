@@ -74,10 +74,6 @@ class JobSetOptions:
         runs = self.run_dir or (volumes[0] / "runs" if volumes else RUNS)
         return PurePosixPath(runs) / plan.name / run.path.name
 
-    def is_visible(self, plan: Plan, run: RunDir) -> bool:
-        """Returns whether the launcher sees the run directory of the pods."""
-        return self.folder(plan, run) == PurePosixPath(run.path)
-
     def shm_bytes(self, plan: Plan, nodes: NodeSet) -> int:
         """Returns the size of /dev/shm of each pod of some nodes, in bytes."""
         if self.shm_size:

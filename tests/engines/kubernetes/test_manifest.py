@@ -210,7 +210,7 @@ def test_the_run_directory_is_that_of_the_launcher_on_a_volume_that_both_see(fol
     plan = rendered(folder, "two_sets")[1]
     run = RunDir(Path("/shared/runs/small/T"))
     volume = {"claim": "c", "path": "/shared", "read_only": False}
-    assert JobSetOptions(volumes={"v": volume}).is_visible(plan, run)
+    assert JobSetOptions(volumes={"v": volume}).folder(plan, run) == run.path
     assert str(JobSetOptions(volumes={"v": {**volume, "path": "/x"}}).folder(plan, run)) == "/x/runs/small/T"
     assert str(JobSetOptions(run_dir="/y").folder(plan, run)) == "/y/small/T"
     assert str(JobSetOptions().folder(plan, run)) == "/meshctl/runs/small/T"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
-from processes import Launch, Launched, alive, plan_of, wait
+import pytest
+from processes import Launch, alive, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
 from meshctl.plan.model import Restarts
@@ -16,27 +16,8 @@ from meshctl.plan.model import Restarts
 ONCE = Restarts(1)
 
 
-def warnings(run: Launched) -> list[str]:
-    """Returns the warnings of a run."""
-    return [str(event.value["text"]) for event in run.events("warning")]
-
-
 def steps_in(metrics: Path) -> list[int]:
     return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def other_interpreter(folder: Path) -> Path:
-    """The path of a link to this interpreter, which counts as another one."""
-    bin = folder / "other" / "bin"
-    bin.mkdir(parents=True)
-    (bin / "python").symlink_to(sys.executable)
-    (folder / "other" / "pyvenv.cfg").write_text((Path(sys.prefix) / "pyvenv.cfg").read_text())
-    (folder / "other" / "lib").symlink_to(Path(sys.prefix) / "lib")
-    return bin / "python"
 
 
 def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: Path) -> None:
@@ -54,31 +35,26 @@ def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: P
     assert [event.value["code"] for event in run.events("over")] == [0]
 
 
-def test_restarts_come_to_an_end(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(2)), "one:1 segfault")
-    assert run.end() == 5
-    assert [event.value["attempt"] for event in run.events("launched")] == [0, 1, 2]
-    assert [event.value["left"] for event in run.events("restarted")] == [1, 0]
-    assert run.output().startswith("error: one:1 failed: killed by SIGSEGV")
-    assert warnings(run) == ["the run does not start again: `run.restarts` allows 2 restarts within 1h"]
-
-
-def test_the_same_exception_in_the_same_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(5)), "one:1 raise")
-    assert run.end() == 5
-    assert [event.value["attempt"] for event in run.events("launched")] == [0, 1]
-    assert [event.value["cause"] for event in run.events("restarted")] == [
-        "one:1 failed in stage sum, step 2: ValueError: boom"
+@pytest.mark.parametrize(
+    ("times", "mode", "causes", "why"),
+    [
+        (2, "one:1 segfault", ["killed by SIGSEGV"] * 2, "`run.restarts` allows 2 restarts within 1h"),
+        (5, "one:1 raise", ["ValueError: boom"], "the same exception was raised in the same step before"),
+        (1, "one:0 early one:1 early", [], "it failed before step 1"),
+    ],
+)
+def test_restarts_come_to_an_end(
+    launch: Launch, tmp_path: Path, times: int, mode: str, causes: list[str], why: str
+) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(times)), mode)
+    assert run.end() == 5 and run.output().startswith("error: one:")
+    assert [event.value["attempt"] for event in run.events("launched")] == [*range(len(causes) + 1)]
+    restarted = [event.value for event in run.events("restarted")]
+    assert [value["left"] for value in restarted] == [*range(times - 1, times - 1 - len(causes), -1)]
+    assert all(cause in value["cause"] for cause, value in zip(causes, restarted, strict=True))
+    assert [event.value["text"] for event in run.events("warning")] == [
+        f"the run does not start again: {why}"
     ]
-    again = "the same exception was raised in the same step before"
-    assert warnings(run) == [f"the run does not start again: {again}"]
-
-
-def test_a_failure_before_the_first_step_ends_the_run(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2), restarts=ONCE), "one:0 early one:1 early")
-    assert run.end() == 5
-    assert not run.events("restarted")
-    assert warnings(run) == ["the run does not start again: it failed before step 1"]
 
 
 def test_rows_of_lost_steps_are_kept_apart(launch: Launch, tmp_path: Path) -> None:
