@@ -178,11 +178,14 @@ def pieces() -> Iterator[tuple[str, str]]:
 
 
 def kinds_of_pieces(part: str) -> list[str]:
-    """Returns one key of each type in a section."""
+    """Returns the keys of a section that are the first of their type in the recipe, and the one that does not
+    exist."""
     types = {(section.name, field.key): repr(field.type) for section in SECTIONS for field in section.fields}
-    return list(
-        {types.get((part, key), ""): key for of, key in pieces() if of == part and key != "defaults"}.values()
-    )
+    first: dict[str, tuple[str, str]] = {}
+    for piece in pieces():
+        if piece[1] != "defaults":
+            first.setdefault(types.get(piece, piece[0]), piece)
+    return [key for of, key in first.values() if of == part]
 
 
 def recipe_with(part: str, key: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshctl.recipe.compose.overrides import MAX_JOBS, CannotSweep, Job, expand
+from tests.examples import examples
 
 LAYOUTS = ["dp", "fsdp", "hsdp", "pp2_fsdp"]
 
@@ -65,7 +66,7 @@ SWEEPS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 @given(st.lists(SWEEPS, max_size=3, unique_by=lambda text: text.partition("=")[0]))
 def test_jobs_are_hydras(texts: list[str]) -> None:
     (theirs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(texts), None)
