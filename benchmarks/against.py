@@ -1,8 +1,8 @@
 """Runs one benchmark in this checkout and in an earlier commit, in alternation, and compares their values.
 
-    python benchmarks/against.py COMMIT NAME [--rounds 3] [ARGUMENT ...]
+    python benchmarks/against.py [--rounds 3] COMMIT NAME [ARGUMENT ...]
 
-Further arguments go to the benchmark. The value is the median of the ratios of the rounds. Above 1, this
+The arguments behind the name go to the benchmark. The value is the median of the ratios of the rounds. Above 1, this
 checkout is worse: values that are better when they are larger are inverted.
 """
 
@@ -39,7 +39,8 @@ def main() -> None:
     parser.add_argument("commit")
     parser.add_argument("name")
     parser.add_argument("--rounds", type=int, default=3)
-    args, more = parser.parse_known_args()
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.check_output(["git", "archive", args.commit], cwd=ROOT)
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
@@ -48,7 +49,7 @@ def main() -> None:
         metadata.write_text(OLD_NAME)
         ratios = []
         for number in range(args.rounds):
-            old, new = (value_of(root, args.name, more) for root in (Path(folder), ROOT))
+            old, new = (value_of(root, args.name, args.arguments) for root in (Path(folder), ROOT))
             ratios.append(old / new if args.name in LARGER_IS_BETTER else new / old)
             print(f"round {number + 1}: {old:.4g} at {args.commit}, {new:.4g} here: {ratios[-1]:.3f} x")
     value = round(statistics.median(ratios), 3)
