@@ -2,8 +2,8 @@
 
     python benchmarks/against.py [--rounds 3] COMMIT NAME [ARGUMENT ...]
 
-The arguments behind the name go to the benchmark. The value is the median of the ratios of the rounds. Above 1, this
-checkout is worse: values that are better when they are larger are inverted.
+The arguments behind the name go to the benchmark. The value is the median of the ratios of the rounds. Above
+1, this checkout is worse: values that are better when they are larger are inverted.
 """
 
 from __future__ import annotations
