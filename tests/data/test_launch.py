@@ -76,6 +76,7 @@ def test_a_resume_on_another_mesh_sees_every_sample_once(folder: Path) -> None:
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.slow_suite
 def test_a_bad_row_ends_the_run_with_its_place(folder: Path) -> None:
     with (folder / "texts.jsonl").open("a") as file:
         file.write('{"text": ["not", "a", "text"]}\n')

@@ -22,25 +22,19 @@ from tests.hf.parity import Case, Gate
 from tests.runtime import worlds
 
 CHOICE = {
-    "dp 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
-    "fsdp 2": [
-        Case("llama_tied", packed=True, micro_batch=1, logits_chunk_tokens=5),
-        Case("qwen3_moe", lora="experts", micro_batch=3),
-    ],
+    "fsdp 2": [Case("llama_tied", packed=True, micro_batch=1, logits_chunk_tokens=5)],
     "tp 2": [Case("llama_tied", lora=True, logits_chunk_tokens=9)],
-    "cp 2": [Case("sliding window", packed=True)],
     "pp 2 x vpp 2": [Case("five layers", packed=True, micro_batch=1, split="cost")],
     "sequence 2": [Case("qwen3", lora=True)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
-    "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
-    "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
 }
-"""Each dim, and each pair of dims that share a part of the code, once."""
+"""Each dim once, alone or with one that shares a part of its code."""
 FURTHER_CHOICE = {
-    "dp 2": [Case("qwen3", lora=True)],
+    "dp 2": [Case("qwen3", lora=True), Case("llama_tied", micro_batch=1, share_prompts=True)],
+    "fsdp 2": [Case("qwen3_moe", lora="experts", micro_batch=3)],
     "tp 2": [Case("qwen3", packed=True, micro_batch=3)],
-    "cp 2": [Case("qwen3", lora=True, logits_chunk_tokens=5)],
+    "cp 2": [Case("qwen3", lora=True, logits_chunk_tokens=5), Case("sliding window", packed=True)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "pp 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "sequence 2": [Case("llama_tied", packed=True, micro_batch=3)],
@@ -50,6 +44,8 @@ FURTHER_CHOICE = {
     "cp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
     "ulysses 2 x ep 2": [Case("qwen3_moe", micro_batch=3, routers=True)],
     "ulysses 4": [Case("qwen3_moe", routers=True)],
+    "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
+    "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
 }
 """The choice of `make test-all`."""
 

@@ -57,7 +57,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     yield worlds.run(2, [subclasses_train_equally], tmp_path_factory.mktemp("world"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite
 def test_on_all_layouts(results: dict[str, str]) -> None:
     assert results["subclasses_train_equally"] == worlds.PASSED
 
