@@ -74,6 +74,19 @@ def test_a_run_goes_on_when_the_process_that_writes_logs_ends_or_stops(
         assert output_of(log(run, rank)) == lines(rank, 20_000)
 
 
+@pytest.mark.slow
+def test_a_bounded_log_has_the_newest_lines(launch: Launch, tmp_path: Path) -> None:
+    run = launch(prints(tmp_path, 20_000, log_keep=1_000_000))
+    assert run.end() == 0, run.output()
+    for rank in range(2):
+        path = log(run, rank)
+        newest = output_of(path).partition("====\n")[2]
+        assert newest and lines(rank, 20_000).endswith(newest)
+        assert "lines before it were dropped (run.logs)" in path.read_text()
+        assert {file.name for file in path.parent.glob(f"{rank}.*")} == {f"{rank}.log", f"{rank}.log.1"}
+        assert all(file.stat().st_size <= 500_000 for file in path.parent.glob(f"{rank}.*"))
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
