@@ -77,10 +77,9 @@ $(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
 	@touch $(TORCH)/ready
 
 test: style $(BROWSER) $(SLURM)
-	@$(MAKE) --no-print-directory -j2 types $(BYTECODE)
-	@$(MAKE) --no-print-directory suite
+	@$(MAKE) --no-print-directory -j2 types suite
 
-suite: $(TOOLS)
+suite: $(TOOLS) $(BYTECODE)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
 test-all: lint $(BROWSER) $(SLURM) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)

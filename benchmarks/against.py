@@ -36,10 +36,9 @@ def value_of(root: Path, name: str, arguments: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("commit")
-    parser.add_argument("name")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    for name, count in (("commit", None), ("name", None), ("arguments", argparse.REMAINDER)):
+        parser.add_argument(name, nargs=count)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.check_output(["git", "archive", args.commit], cwd=ROOT)
@@ -53,8 +52,8 @@ def main() -> None:
             ratios.append(old / new if args.name in LARGER_IS_BETTER else new / old)
             print(f"round {number + 1}: {old:.4g} at {args.commit}, {new:.4g} here: {ratios[-1]:.3f} x")
     value = round(statistics.median(ratios), 3)
-    name = f"{args.name} against {args.commit}"
-    print(json.dumps({"name": name, "value": value, "goal": GOAL, "ok": value <= GOAL}))
+    what = f"{args.name} against {args.commit}"
+    print(json.dumps({"name": what, "value": value, "goal": GOAL, "ok": value <= GOAL}))
 
 
 if __name__ == "__main__":
