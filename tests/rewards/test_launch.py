@@ -13,8 +13,6 @@ from tests.cli.commands import meshctl
 pytestmark = pytest.mark.slow
 
 MINE = """
-import os
-import torch
 from meshctl import Batch, Component, endpoint
 
 class Answers(Component):
@@ -33,6 +31,9 @@ class Sink(Component):
         for id, reward in zip(batch.ids.tolist(), batch["rewards"].tolist()):
             print("seen", id, reward, flush=True)
         return {"samples": len(batch)}
+"""
+SCORES = """
+import os
 
 def reward(response):
     if response == "3":
@@ -52,7 +53,7 @@ groups:
 components:
   answers: {_target_: mine.Answers, group: rollout}
   pairs: {_target_: mine.Pairs, group: rollout}
-  judge: {_target_: meshctl.rewards.Function, group: judge, args: {function: mine.reward, timeout_s: 600}}
+  judge: {_target_: meshctl.rewards.Function, group: judge, args: {function: scores.reward, timeout_s: 600}}
   sink: {_target_: mine.Sink, group: rollout}
 pipeline:
   batch: {call: answers.next, samples: 8}
@@ -66,6 +67,7 @@ run: {steps: 2}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "scores.py").write_text(SCORES)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     return tmp_path
 
@@ -82,11 +84,11 @@ def test_samples_without_a_reward_are_dropped_and_reported(folder: Path) -> None
     assert "seen [2, 1] 2.0" in log and "seen [3, " not in log and "seen [8, 0] 8.0" in log
     logs = "".join((run / "logs" / "judge" / f"{rank}.log").read_text() for rank in range(2))
     assert "step 1, sample 3.1: ended its process, which ended with exit code 9" in logs
-    assert "step 1, sample 5.0: `mine.reward` raised ValueError: five (mine.py:27)" in logs
+    assert "step 1, sample 5.0: `scores.reward` raised ValueError: five (scores.py:8)" in logs
 
 
 def test_a_reward_that_always_fails_ends_the_run(folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml", "components.judge.args.function=mine.broken")
+    done = meshctl(folder, "launch", "recipe.yaml", "components.judge.args.function=scores.broken")
     assert done.returncode == 5
-    reason = "step 1: all 16 samples failed: sample 0.0: `mine.broken` raised ValueError: no reward for 0"
+    reason = "step 1: all 16 samples failed: sample 0.0: `scores.broken` raised ValueError: no reward for 0"
     assert reason in done.stderr and "Traceback" not in done.stderr
