@@ -25,16 +25,12 @@ from meshctl.runtime.routes.header import (
     digest_of,
     encode,
     encode_parts,
-    is_cut_by_counts,
-    table_of,
 )
-from meshctl.runtime.routes.shared_write import needs_copy
-from meshctl.runtime.routes.step import Partition, SentPart, StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
-from meshctl.topology.samples import Grid, RouteError, Run
+from meshctl.topology.samples import RouteError, Run
 from tests.examples import examples
 from tests.runtime.memory import MemoryDataPlane
 
@@ -241,46 +237,6 @@ def test_a_row_behind_the_headers_that_is_no_parts_is_no_table(row: Any) -> None
     assert decode_table([header, header, row], 2, 2) is None
 
 
-def test_a_table_lists_only_ids_that_are_not_even() -> None:
-    rows = [
-        describe(Batch({}, ids=torch.tensor(ids)), Dispatch(), alone=True) for ids in ([5, 6, 7], [9, 12])
-    ]
-    table = table_of(rows)
-    assert table is not None and table.ids == (Grid(5, (3,)), ((9,), (12,)))
-
-
-def test_columns_that_are_ragged_alike_send_their_lengths_once() -> None:
-    ragged = Ragged.of([torch.ones(n) for n in (2, 0, 1)])
-    batch = Batch(
-        {"a": ragged, "b": Ragged(ragged.values.int(), ragged.offsets), "c": Ragged.of([torch.ones(1)] * 3)}
-    )
-    row = describe(batch, Dispatch(balance="tokens"), alone=False)
-    assert row.schema and row.schema.ragged == {"a": 0, "b": 0, "c": 1} and row.schema.tokens == 0
-    assert [each.tolist() for each in row.numbers] == [[2, 0, 1], [1, 1, 1]]
-
-
-def test_a_form_changes_with_what_it_is_a_form_of() -> None:
-    columns = [
-        ("x", torch.ones(2)),
-        ("x", torch.ones(3)),
-        ("x", torch.ones(2).int()),
-        ("x", torch.ones(2, 1)),
-        ("y", torch.ones(2)),
-    ]
-    batches = [Batch({name: column}, ids=torch.arange(len(column))) for name, column in columns]
-    assert len({encode(describe(batch, Dispatch(), alone=True)) for batch in batches}) == 5
-
-
-def test_parts_that_depend_on_the_samples_do_not_follow_from_their_counts() -> None:
-    listed = describe(Batch({"x": torch.ones(2)}, ids=torch.tensor([5, 9])), Dispatch(), alone=True)
-    balanced = describe(BATCH, Dispatch(balance="tokens"), alone=True)
-    first, before, after = (
-        describe(Batch({}, ids=Grid(start, (2,))), Dispatch(), alone=True) for start in (4, 2, 6)
-    )
-    assert not any(map(is_cut_by_counts, ([listed], [balanced], [first, before])))
-    assert is_cut_by_counts([first, after])
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -300,44 +256,6 @@ def test_a_group_is_a_part_of_an_id() -> None:
     form = Frame([[], 2, {}, {}, None, None, []]).inline()
     assert decode(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
     assert decode(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
-
-
-Runs = list[tuple[int, int, int]]
-"""(producer, first row, row after the last one) of each run."""
-
-
-@pytest.mark.parametrize(
-    ("runs", "width", "mappable", "copied"),
-    [
-        ([(0, 0, 16), (1, 0, 16)], 1024, "both", False),
-        ([(0, 1, 17), (1, 0, 16)], 1024, "both", False),
-        ([(0, 0, 128), (1, 0, 3)], 1000, "both", False),  # 125 pages, and what comes last may end anywhere
-        ([(0, 0, 3), (1, 0, 128)], 1000, "both", True),
-        ([(0, 1, 17), (1, 0, 16)], 512, "both", True),  # it begins within a page
-        ([(1, 0, 16), (0, 0, 16)], 1024, "both", True),  # the consumer joins producers in their order
-        ([(0, 0, 8), (1, 0, 16), (0, 8, 16)], 1024, "both", True),
-        ([(0, 0, 16), (1, 0, 16)], 1024, "first", True),
-        ([(0, 0, 4), (1, 0, 4)], 1024, "none", False),  # 32 KiB: too little to matter
-    ],
-)
-def test_what_is_copied_is_what_nobody_could_map(runs: Runs, width: int, mappable: str, copied: bool) -> None:
-    schema = {"x": ["tensor", "torch.float32", [width]], "y": ["tensor", "torch.int64", []]}
-    named = {"both": ("x", "x"), "first": ("x", ""), "none": ("", "")}[mappable]
-    rows = [
-        ProducerHeader(BatchSchema((200,), 0, schema, {}, None, None, tuple(names)), 200 * number)
-        for number, names in enumerate(named)
-    ]
-    header = StepHeader(rows, Partition([[Run(*run) for run in runs]]), 0)
-    assert needs_copy(header, 0, schema, 1 << 16) == copied
-
-
-def test_a_producer_sends_first_what_others_wait_for() -> None:
-    header = StepHeader([], Partition([[Run(0, 0, 4), Run(1, 0, 1)], [Run(1, 1, 4)], [Run(0, 4, 5)]]), 0)
-    assert header.sent_by(1, [1, 2]) == [
-        SentPart(1, is_leader=True),
-        SentPart(2, is_leader=True),
-        SentPart(0, is_leader=False),
-    ]
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])

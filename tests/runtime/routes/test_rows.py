@@ -142,30 +142,6 @@ def test_what_several_write_into_one_frame_is_their_rows_in_order(
     alike(unpack(memory), expected)
 
 
-def test_nothing_is_filled_where_there_is_nothing_to_fill() -> None:
-    batch = Batch({"x": torch.ones(3)})
-    target = Batch({"x": torch.zeros(3)})
-    fill(target, batch, [])
-    assert not target["x"].any()
-
-
-def test_one_piece_is_not_copied_before_the_frame_copies_it() -> None:
-    batch = Batch({"x": torch.arange(6), "r": Ragged.of([torch.arange(2)] * 6)})
-    got = gather(batch, [RowRange(0, 2, 5)])
-    assert (
-        got["x"].data_ptr() == batch["x"][2:].data_ptr()
-        and got["r"].values.data_ptr() == batch["r"].values[4:].data_ptr()
-    )
-    assert gather(batch, [RowRange(0, 0, 1), RowRange(1, 3, 4)])["x"].is_meta
-
-
-@given(dealt())
-def test_the_pieces_of_all_producers_fill_a_part_exactly(part: list[Run]) -> None:
-    ranges = [each for producer in range(3) for each in ranges_of(part, producer)]
-    indices = sorted(index for each in ranges for index in range(each.at, each.at + each.stop - each.start))
-    assert indices == list(range(sum(map(len, part))))
-
-
 @given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_evenly_numbered_ids_are_a_grid_and_come_back(
     start: int, shape: list[int], data: st.DataObject
@@ -225,24 +201,3 @@ def test_a_frame_without_room_for_what_is_given_is_refused(
 
 def batch_of(column: Tensor | Ragged) -> Batch:
     return Batch({"x": column})
-
-
-def test_rows_are_copied_by_whoever_is_faster() -> None:
-    """Large rows, far apart, and small ones that an index picks."""
-    given = Batch(
-        {"large": torch.randn(6, 300_000), "small": torch.arange(6.0), "strided": torch.randn(6, 8)[:, ::2]}
-    )
-    for ranges in ([RowRange(0, 2, 4), RowRange(2, 0, 1)], [RowRange(3, 2, 4), RowRange(0, 5, 6)]):
-        target = Batch(
-            {
-                name: torch.zeros_like(given[name], memory_format=torch.contiguous_format)
-                for name in given.names
-            }
-        )
-        fill(target, given, ranges)
-        for name in given.names:
-            for each in ranges:
-                assert torch.equal(
-                    target[name][each.at : each.at + each.stop - each.start],
-                    given[name][each.start : each.stop],
-                )

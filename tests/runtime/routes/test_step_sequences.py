@@ -37,17 +37,6 @@ def received(
     return run(route, *meshes, send, receive)
 
 
-def test_columns_in_another_order_are_not_those_of_the_step_before() -> None:
-    a, b = torch.arange(4.0), torch.arange(4.0) + 100
-    one, other = (
-        Batch({"a": a, "b": b}, ids=torch.arange(4)),
-        Batch({"b": b, "a": a}, ids=torch.arange(4) + 4),
-    )
-    for found, sent in zip(received([[one], [other]])[0], (one, other), strict=True):
-        assert list(found.columns) == list(sent.columns)
-        assert torch.equal(found["a"], a) and torch.equal(found["b"], b)
-
-
 def _by_parity(table: SampleTable, parts: int, options: Dispatch) -> list[list[Run]]:
     positions: list[list[int]] = [[] for _ in range(parts)]
     for position, id in enumerate(table.ids_of(table.in_order)):

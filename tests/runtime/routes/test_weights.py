@@ -255,23 +255,6 @@ def test_any_syncs_between_any_groups(job: tuple[list[int], list[Sync], int, int
     assert run(sizes, syncs, steps, nodes) > 0
 
 
-@pytest.mark.parametrize(
-    ("producer", "consumer"),
-    [
-        (Layout(fsdp=2), Layout(dp=2, plain=True)),
-        (Layout(fsdp=2, tp=2), Layout(tp=2)),
-        (Layout(pp=2, fsdp=2), Layout(dp=2, plain=True)),
-        (Layout(dp=2, fsdp=2), Layout(fsdp=3)),
-        (Layout(tp=4), Layout(tp=2)),
-        (Layout(plain=True), Layout(pp=4)),
-    ],
-)
-def test_two_meshes(producer: Layout, consumer: Layout) -> None:
-    for nodes in (1, 2):
-        sync = Sync(producer, consumer, (0, 1), checksum=True)
-        assert run([producer.size, consumer.size], [sync, Sync(consumer, producer, (1, 0))], 3, nodes) > 0
-
-
 def test_what_goes_to_another_node_goes_there_once() -> None:
     crossed: set[tuple[int, int, int]] = set()
 
