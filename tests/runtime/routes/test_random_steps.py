@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -267,7 +268,9 @@ def check_random_steps(choice: Random, run: Callable[..., dict[int, Any]]) -> No
             found.append(value if value is END else (value.clone(), value.most))
         return found
 
-    found = run(route, producers, consumers, send, receive, execute=execute)
+    together = choice.choice([0, 1, 1 << 16])
+    with patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", together):
+        found = run(route, producers, consumers, send, receive, execute=execute)
     for number, step in enumerate(steps):
         sent = {id: row for batch in step for id, row in rows_of(batch).items()}
         wanted = wanted_of(step, execute, dispatch, consumers)

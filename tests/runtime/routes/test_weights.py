@@ -244,7 +244,7 @@ def jobs(draw: st.DrawFn) -> tuple[list[int], list[Sync], int, int]:
 
 @settings(
     deadline=None,
-    max_examples=60,
+    max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(jobs())
