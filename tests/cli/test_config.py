@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +26,10 @@ from meshctl.recipe.compose.yaml_reader import read as load_text
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports import FORMATS
+from tests.paths import CONF
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 MARK = "xS3cr3tMarkx"
-
 RECIPE = """\
 defaults: [base, layout@components.actor.parallel: fsdp, _self_]
 vars: {lr: 0.1, long: a very long text that has no room in half of a line or in a whole one either}
@@ -45,60 +44,40 @@ pipeline:
 run: {steps: 100, show: [metrics.loss]}
 """
 ORIGINS = """\
-seed = 0                                base.yaml:2:7
-run.dir = runs                          base.yaml:4:8
-run.grace = 30                          base.yaml:5:10
 run.steps = 7                           override 1:1:11
                                         (was 100, recipe.yaml:11:14)
 run.show.0 = metrics.loss               recipe.yaml:11:26
 run.on_nan = stop                       default
-run.patience = 600                      default
-run.log_level = warning                 default
-run.checks = basic                      default
 components.actor.parallel.fsdp_size = auto  layout/fsdp.yaml:2:12
                                         (is 4, inferred)
 components.actor._target_ = arithmetic.Actor  recipe.yaml:7:21
-components.actor.group = train          recipe.yaml:7:46
 components.actor.args = {}              recipe.yaml:7:59
-components.prompts._target_ = arithmetic.Prompts  recipe.yaml:6:23
-components.prompts.group = train        recipe.yaml:6:50
 components.prompts.parallel.dp_size = 4  inferred: the rest of the group
 vars.lr = ${seed}                       override 2:1:9
                                         (is 0, base.yaml:2:7)
                                         (was 0.1, recipe.yaml:2:12)
 vars.long = a very long text that has no room in half of a line or in a whole one either
                                         recipe.yaml:2:23
-groups.train.ranks = 4                  recipe.yaml:4:18
-groups.train.device_type = cpu          recipe.yaml:4:34
 groups.train.env.HF_TOKEN = <redacted>  recipe.yaml:4:55
-pipeline.batch.call = prompts.next      recipe.yaml:9:17
-pipeline.batch.samples = 8              recipe.yaml:9:40
-pipeline.batch.execute = all            default
-pipeline.batch.collect = flatten        default
-pipeline.batch.every = 1                default
-pipeline.metrics.call = actor.update    recipe.yaml:10:19
-pipeline.metrics.in = batch             recipe.yaml:10:37
-pipeline.metrics.dispatch = slice_dp    default
-pipeline.metrics.execute = all          default
 pipeline.metrics.collect = mean         decorator arithmetic.py:{line}:{column}
-pipeline.metrics.every = 1              default
 name = recipe                           inferred: the file's name
 cluster.nodes = 1                       inferred: the least that fits
 """
+"""One value of each kind."""
 OVERRIDES = ["run.steps=7", "vars.lr=${seed}"]
-Output = tuple[int, str, str]
+PRINTED = [(False, "text"), (False, "json"), (True, "text"), (True, "json")]
+"""Origins or not, and the format."""
+PICTURES = ("text", "json", "mermaid", "svg", "html")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a recipe, its code, and config groups next to it, so that their places have short
-    names."""
+    """A folder with a recipe, its code, and config groups next to it, so that their places have short names."""
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     shutil.copy(GOLDEN / "arithmetic.py", tmp_path)
-    shipped = GOLDEN.parents[2] / "conf"
     (tmp_path / "layout").mkdir()
     for name in ("base.yaml", "layout/fsdp.yaml"):
-        shutil.copy(shipped / name, tmp_path / name)
+        shutil.copy(CONF / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -110,20 +89,17 @@ def output(
     *overrides: str,
     origins: bool = False,
     format: str = "text",
-) -> Output:
+) -> tuple[int, str, str]:
     capsys.readouterr()
     code = config(recipe, list(overrides), origins, format)
-    return (code, *capsys.readouterr())
+    return code, *capsys.readouterr()
 
 
 def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
     code, out, err = output(capsys, "recipe.yaml", *OVERRIDES)
-    assert (
-        (code, err.count("error")) == (0, 0)
-        and "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out
-        and "lr: '${seed}'" in out
-    )
+    assert code == 0 and "error" not in err
+    assert "HF_TOKEN: '${oc.env:HF_TOKEN}'" in out and "lr: '${seed}'" in out
     (folder / "again.yaml").write_text(out)
     assert plan_of("again.yaml", []).plan == plan_of("recipe.yaml", OVERRIDES).plan
     code, out, _ = output(capsys, "recipe.yaml", *OVERRIDES, format="json")
@@ -132,12 +108,11 @@ def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.Capture
 
 def test_origins_are_a_line_or_a_few_for_each_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = output(capsys, "recipe.yaml", *OVERRIDES, origins=True)
-    where = next(line for line in out.splitlines() if "decorator" in line).split(":")
-    assert out == ORIGINS.replace("{line}:{column}", ":".join(where[-2:]))
     assert code == 0 and "MC219" in err
-
-
-def test_origins_as_json_are_complete(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = next(line for line in out.splitlines() if "decorator" in line).split(":")
+    expected = ORIGINS.replace("{line}:{column}", ":".join(where[-2:]))
+    for value in expected.replace("\n ", "\0 ").splitlines():
+        assert f"{value}\n".replace("\0", "\n") in f"{out}\n", value
     code, out, _ = output(capsys, "recipe.yaml", *OVERRIDES, origins=True, format="json")
     parsed = json.loads(out)
     values = {".".join(value["path"]): value for value in parsed["values"]}
@@ -154,11 +129,8 @@ def test_origins_as_json_are_complete(folder: Path, capsys: pytest.CaptureFixtur
     assert values["run.grace"]["kind"] == "file" and values["cluster.nodes"]["place"] is None
 
 
-WRONG = "groups: {train: {ranks: x, device_type: cpu}}\nrun: {steps: 3}\n"
-
-
 def test_a_wrong_recipe_is_printed_with_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "wrong.yaml").write_text(WRONG)
+    (folder / "wrong.yaml").write_text("groups: {train: {ranks: x, device_type: cpu}}\nrun: {steps: 3}\n")
     code, out, err = output(capsys, "wrong.yaml", "run.steps=4")
     assert code == 1 and "error[MC102]" in err and "{ranks: x, device_type: cpu}" in out and "steps: 4" in out
     code, out, err = output(capsys, "wrong.yaml", origins=True)
@@ -166,30 +138,17 @@ def test_a_wrong_recipe_is_printed_with_its_report(folder: Path, capsys: pytest.
 
 
 def test_what_cannot_be_read_exits_with_3(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "open.yaml").write_text("a: [1\n")
-    assert output(capsys, "open.yaml")[:2] == (3, "")
     assert output(capsys, "absent.yaml", origins=True)[:2] == (3, "")
     (folder / "layout" / "fsdp.yaml").write_text("a: [1\n")
     code, out, err = output(capsys, "recipe.yaml")
-    assert code == 3 and "layout/fsdp.yaml" in err and "_target_: arithmetic.Actor" in out, (
-        "the rest is printed"
-    )
+    assert code == 3 and "layout/fsdp.yaml" in err
+    assert "_target_: arithmetic.Actor" in out, "the rest is printed"
     assert output(capsys, "recipe.yaml", format="xml")[0] == 2
 
 
 def test_what_is_no_number_is_text_in_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = output(capsys, "recipe.yaml", "vars.lr=nan", format="json")[1]
     assert json.loads(out, parse_constant=lambda constant: pytest.fail(constant))["vars"]["lr"] == "nan"
-
-
-def test_the_command_line(folder: Path) -> None:
-    command = [sys.executable, "-m", "meshctl", "config", "recipe.yaml", "run.steps=7", "--origins"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (
-        done.returncode == 0
-        and "run.steps = 7 " in done.stdout
-        and "(was 100, recipe.yaml:11:14)" in done.stdout
-    )
 
 
 # No secret in any output, nor in a file of a run that need not have it
@@ -221,25 +180,32 @@ def secrets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("overrides", [GIVEN, [*GIVEN, f"components.actor.token={MARK}", "run.steps=x"]])
+@pytest.mark.parametrize(("code", "more"), [(0, []), (1, [f"components.actor.token={MARK}", "run.steps=x"])])
 def test_no_command_shows_a_secret(
-    secrets: Path, capsys: pytest.CaptureFixture[str], overrides: list[str]
+    code: int, more: list[str], secrets: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = 0 if overrides == GIVEN else 1
+    overrides = [*GIVEN, *more]
     for format in FORMATS:
         assert validate(["recipe.yaml", *overrides], Options(format)) == code
-    for origins, format in [(False, "text"), (False, "json"), (True, "text"), (True, "json")]:
+    for origins, format in PRINTED:
         assert config("recipe.yaml", overrides, origins, format) == code
-    for format in ("text", "json", "mermaid", "svg", "html"):
+    for format in PICTURES:
         assert show("recipe.yaml", overrides, Drawn(format)) == code
     show("recipe.yaml", overrides, Drawn(rank="script:0"))
     show("recipe.yaml", overrides, Drawn(diff=f"vars.x.token={MARK} groups.train.ranks=4"))
     assert launch("recipe.yaml", overrides, LaunchOptions(dry_run=True)) == code
     validate([f"+vars.token={MARK}"], Options())
     out, err = capsys.readouterr()
-    assert len(out) > 10_000 and MARK not in out and f"pull {HIDDEN} now" in out
-    assert MARK not in err
+    assert len(out) > 10_000 and MARK not in out + err and f"pull {HIDDEN} now" in out
     assert code or f"--token {HIDDEN}" in out
+
+
+def begun(*overrides: str) -> tuple[Any, Any]:
+    """Returns a recipe and the new directory of its run."""
+    ready = plan_of("recipe.yaml", list(overrides))
+    held = attempt.begin(ready.plan, ready.composed, ready.path, None)
+    os.close(held.lock)
+    return ready, held.run
 
 
 def mode(path: Path) -> int:
@@ -247,38 +213,29 @@ def mode(path: Path) -> int:
 
 
 def test_a_run_keeps_what_its_workers_need_to_itself(secrets: Path) -> None:
-    ready = plan_of("recipe.yaml", GIVEN)
-    held = attempt.begin(ready.plan, ready.composed, ready.path, None)
-    os.close(held.lock)
-    files = {path.name: path for path in held.run.path.rglob("*") if path.is_file()}
+    ready, run = begun(*GIVEN)
+    files = {path.name: path for path in run.path.rglob("*") if path.is_file()}
     holding = {name for name, path in files.items() if MARK in path.read_text()}
     assert holding == {"recipe.yaml", "plan.json"}, "it goes on from the one, and its workers read the other"
     assert {mode(files[name]) for name in holding} == {0o600}
-    for path in files.values():
-        assert (
-            ENVIRONMENT["KEPT"] not in path.read_text() and ENVIRONMENT["MY_PASSWORD"] not in path.read_text()
-        )
-    assert plan_of(str(held.run.path), []).plan == ready.plan, "and it goes on"
+    for text in (path.read_text() for path in files.values()):
+        assert ENVIRONMENT["KEPT"] not in text and ENVIRONMENT["MY_PASSWORD"] not in text
+    assert plan_of(str(run.path), []).plan == ready.plan, "and it goes on"
 
 
 def test_a_run_without_secrets_is_everybodys(folder: Path) -> None:
     (folder / "recipe.yaml").write_text(RECIPE.replace("abcdefgh", '"${oc.env:HF_TOKEN}"'))
-    ready = plan_of("recipe.yaml", [])
-    held = attempt.begin(ready.plan, ready.composed, ready.path, None)
-    os.close(held.lock)
-    assert mode(held.run.plan) == mode(held.run.recipe) != 0o600
+    _, run = begun()
+    assert mode(run.plan) == mode(run.recipe) != 0o600
 
 
-@pytest.mark.parametrize(
-    "args", [{"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}]
-)
-def test_a_plan_that_holds_a_secret_is_known(args: Any) -> None:
+def test_a_plan_that_holds_a_secret_is_known() -> None:
     ready = plan_of(str(GOLDEN / "base_of_all.yaml"), [])
+    first, *others = ready.plan.components
     assert not holds_secret(ready.plan, ready.composed)
-    held = replace(
-        ready.plan, components=(replace(ready.plan.components[0], args=args), *ready.plan.components[1:])
-    )
-    assert holds_secret(held, ready.composed)
+    for args in ({"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}):
+        held = replace(ready.plan, components=(replace(first, args=args), *others))
+        assert holds_secret(held, ready.composed), args
 
 
 def test_a_bug_report_contains_no_secret(
@@ -298,11 +255,9 @@ def test_a_bug_report_contains_no_secret(
     except ValueError as error:
         assert bug(error) == 70
     out, err = capsys.readouterr()
-    (report,) = (secrets / "state" / "meshctl").iterdir()
-    assert (
-        "ValueError" in err and "Traceback" in report.read_text() and "test_config.py" in report.read_text()
-    )
-    assert MARK not in out + err + report.read_text()
+    (report,) = (path.read_text() for path in (secrets / "state" / "meshctl").iterdir())
+    assert "ValueError" in err and "Traceback" in report and "test_config.py" in report
+    assert MARK not in out + err + report
 
 
 UNSEEN = "a\u202eb\u200bc\u2066d\ufeffe\U000e0041f"
@@ -313,7 +268,7 @@ def test_characters_that_do_not_show_are_escaped(folder: Path, capsys: pytest.Ca
     (folder / f"run{UNSEEN}.py").touch()
     script = f"s: {{ranks: 1, device_type: cpu, program: {json.dumps(f'run{UNSEEN}.py')}, args: [{quoted}]}}"
     (folder / "recipe.yaml").write_text(f"groups: {{{script}}}\nvars: {{x: {quoted}, {quoted}: 1}}\n")
-    for origins, format in [(False, "text"), (False, "json"), (True, "text"), (True, "json")]:
+    for origins, format in PRINTED:
         assert config("recipe.yaml", [], origins, format) == 0
         out = capsys.readouterr().out
         assert not set(out) & (set(UNSEEN) - set("abcdef"))
@@ -322,6 +277,6 @@ def test_characters_that_do_not_show_are_escaped(folder: Path, capsys: pytest.Ca
         elif not origins:
             again = load_text(out.encode(), "x").tree
             assert again is not None and plain(again)["vars"] == {"x": UNSEEN, UNSEEN: 1}
-    for format in ("text", "json", "mermaid", "svg", "html"):
+    for format in PICTURES:
         assert show("recipe.yaml", [], Drawn(format)) == 0
         assert not set(capsys.readouterr().out) & (set(UNSEEN) - set("abcdef"))

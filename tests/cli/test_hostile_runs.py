@@ -30,38 +30,35 @@ from tests.contract.pinned import DATA
 
 OUTSIDE = "what-is-outside"
 FILES = (
-    *(
-        "recipe.yaml",
-        "plan.json",
-        "start.json",
-        "state.json",
-        "launches.jsonl",
-        "job.json",
-        ".lock",
-        "git.txt",
-    ),
-    *("metrics.jsonl", "events/launcher.jsonl", "events/train-0.jsonl", "logs/train/0.log"),
-    *("checkpoints/best.json", "report.html", "media/step-1/metrics.x.table.json"),
+    ("plan.json",),
+    ("recipe.yaml",),
+    ("start.json",),
+    ("state.json", "launches.jsonl", "job.json", ".lock", "git.txt"),
+    ("metrics.jsonl", "events/launcher.jsonl", "events/train-0.jsonl", "logs/train/0.log"),
+    ("checkpoints/best.json", "report.html", "media/step-1/metrics.x.table.json"),
 )
+"""The files of a run. Those of one row are broken together: none of them keeps a command from reading the others."""
 FOLDERS = ("events", "logs", "logs/train", "checkpoints", "checkpoints/step-3", "media")
 DEEP = '{"a":' * 5000 + "1" + "}" * 5000
 WRONG = (
-    *('{"time":"now","step":"x"}', '{"time":1e999,"step":1}', '{"format":1,"times":{"launched":"x"}}', "[]"),
-    *('{"name":"launched","value":{"workers":3,"attempt":[]},"time":1}', '{"name":[],"time":2}', "null"),
-    *(
-        '{"name":"over","value":[],"time":3}',
-        '{"name":"stall","value":{"workers":4},"time":4}',
-        '{"step":{}}',
-    ),
-    *(
-        '{"name":"step","rank":{},"time":5}',
-        '{"name":"restarted","value":{"sizes":[1]},"time":6}',
-        "1" * 5000,
-    ),
+    '{"time":"now","step":"x"}',
+    '{"time":1e999,"step":1}',
+    '{"format":1,"times":{"launched":"x"}}',
+    "[]",
+    '{"name":"launched","value":{"workers":3,"attempt":[]},"time":1}',
+    '{"name":[],"time":2}',
+    "null",
+    '{"name":"over","value":[],"time":3}',
+    '{"name":"stall","value":{"workers":4},"time":4}',
+    '{"step":{}}',
+    '{"name":"step","rank":{},"time":5}',
+    '{"name":"restarted","value":{"sizes":[1]},"time":6}',
+    "1" * 5000,
 )
 
 
-def _link(path: Path, target: Path) -> None:
+def _link(path: Path) -> None:
+    target = Path.cwd() / f"outside-{path.name}"
     target.write_text(path.read_text(errors="replace") + f"\n{OUTSIDE}\n" if path.exists() else OUTSIDE)
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -73,7 +70,7 @@ def _replaced(path: Path, make: Callable[[Path], object]) -> None:
 
 
 MAKE: dict[str, Callable[[Path], object]] = {
-    "link": lambda path: _link(path, Path.cwd() / "outside"),
+    "link": _link,
     "device": lambda path: _replaced(path, lambda path: path.symlink_to("/dev/zero")),
     "pipe": lambda path: _replaced(path, os.mkfifo),
     "folder": lambda path: _replaced(path, Path.mkdir),
@@ -84,23 +81,29 @@ MAKE: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def state() -> str:
+    """The state of the run, as its launcher writes it."""
+    run = RunDir(DATA / "runs" / old_runs()[0])
+    return as_text(data_of(folded_state(plan_of_run(run), run), None))
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run that has all files, beside another one."""
     monkeypatch.chdir(tmp_path)
-    run = _run(tmp_path, "one")
-    _run(tmp_path, "other")
-    assert plan_of_run(run)
-    return tmp_path
-
-
-def _run(folder: Path, name: str) -> RunDir:
-    run = RunDir(folder / "runs" / "contract" / name)
-    shutil.copytree(DATA / "runs" / old_runs()[0], run.path, symlinks=True)
-    run.state.write_text(as_text(data_of(folded_state(plan_of_run(run), run), None)))
-    for file in FILES:
-        (run.path / file).parent.mkdir(parents=True, exist_ok=True)
-        (run.path / file).touch()
+    for name in ("other", "one"):
+        run = RunDir(tmp_path / "runs" / "contract" / name)
+        shutil.copytree(DATA / "runs" / old_runs()[0], run.path, symlinks=True)
+        run.state.write_text(state)
+        for file in (file for row in FILES for file in row):
+            (run.path / file).parent.mkdir(parents=True, exist_ok=True)
+            (run.path / file).touch()
     return run
+
+
+def outside() -> dict[Path, str]:
+    return {path: path.read_text() for path in Path.cwd().glob("outside-*")}
 
 
 COMMANDS: dict[str, Callable[[], int]] = {
@@ -119,41 +122,40 @@ def _all_commands(capfd: pytest.CaptureFixture[str]) -> None:
         out, err = capfd.readouterr()
         problem = f"{name}: {code} {out[:400]} {err[:400]}"
         assert code in (0, 1, 2, 3, 5) and OUTSIDE not in out + err, problem
-        if name.startswith("runs"):
+        if name == "runs":
             assert code == 0 and "contract/other" in out, problem
         if code == 3:
             assert err.startswith("error: ") and err.count("\n") == 1, problem
 
 
 @pytest.mark.parametrize("content", MAKE)
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_of_a_run(file: str, content: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = place / "runs" / "contract" / "one" / file
-    MAKE[content](path)
-    before = (place / "outside").read_text() if content == "link" else ""
+@pytest.mark.parametrize("files", FILES, ids=lambda row: row[0])
+def test_files_of_a_run(
+    files: tuple[str, ...], content: str, run: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in files:
+        MAKE[content](run.path / file)
+    before, page = outside(), run.path / "report.html"
     _all_commands(capfd)
-    page = place / "runs" / "contract" / "one" / "report.html"
-    if page.is_file():
-        assert OUTSIDE not in page.read_text()
-    assert content != "link" or (place / "outside").read_text() == before
+    assert not page.is_file() or OUTSIDE not in page.read_text()
+    assert outside() == before
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_of_a_run_that_is_a_link(
-    folder: str, place: Path, capfd: pytest.CaptureFixture[str]
+    folder: str, run: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = place / "runs" / "contract" / "one" / folder
-    path.rename(place / "outside")
-    path.symlink_to(place / "outside")
-    for file in (place / "outside").rglob("*.log"):
+    path, away = run.path / folder, Path.cwd() / "away"
+    path.rename(away)
+    path.symlink_to(away)
+    for file in away.rglob("*.log"):
         file.write_text(OUTSIDE)
     _all_commands(capfd)
 
 
 @pytest.mark.parametrize("content", ["link", "pipe", "deep", "types", "bytes"])
 @pytest.mark.parametrize("file", [MANIFEST, "trainer/weights"])
-def test_a_file_of_a_checkpoint(file: str, content: str, place: Path) -> None:
-    run = RunDir(place / "runs" / "contract" / "one")
+def test_a_file_of_a_checkpoint(file: str, content: str, run: RunDir) -> None:
     folder = run.checkpoint(3)
     (folder / "trainer" / "weights").touch()
     Manifest(3, describe(folder, [folder / "trainer" / "weights"])).write(folder)
@@ -163,30 +165,29 @@ def test_a_file_of_a_checkpoint(file: str, content: str, place: Path) -> None:
         newest_whole_checkpoint(run)
 
 
-def test_a_state_of_other_types(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_state_of_other_types(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     """Each value of the state in turn is of another type: the events have the state."""
-    run = RunDir(place / "runs" / "contract" / "one")
     whole = json.loads(run.state.read_text())
     for key in whole:
-        for wrong in ("text", 1e400, {"a": [{}]}):
+        for wrong in ("text", {"a": [{}]}):
             run.state.write_text(as_text({**whole, key: wrong}))
-            for name in ("runs", "status"):
-                assert COMMANDS[name]() in (0, 3), (key, wrong)
+            assert COMMANDS["runs"]() in (0, 3), (key, wrong)
+        run.state.write_text(as_text({**whole, key: 1e400}))
+        assert COMMANDS["status"]() in (0, 3), key
     assert "contract/other" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("content", ["link", "pipe"])
-def test_a_run_is_not_continued_through_links_and_pipes(content: str, place: Path) -> None:
-    run = RunDir(place / "runs" / "contract" / "one")
+def test_a_run_is_not_continued_through_links_and_pipes(content: str, run: RunDir) -> None:
     for path in (run.launches, run.lock, run.journal("launcher")):
         MAKE[content](path)
-    outside = (place / "outside").read_text() if content == "link" else ""
+    before = outside()
     record_launch(run, [])
     for write in (lambda: lock(run), lambda: Journal(run.journal("launcher"))):
         with suppress(OSError):
             write()
     mark_logs(run, 1)
-    assert not outside or (place / "outside").read_text() == outside
+    assert outside() == before
     MAKE[content](run.recipe)
     done = check("runs/contract/one", [])
     assert done.code == 3 and "it has no `recipe.yaml`" in done.report.diagnostics[0].message

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PATIENT, run_of, started, steps, wait_for_processes
+from tests.cli.small_launch import PATIENT, run_of, steps, wait_for_processes
+from tests.command_server import Started
 from tests.environments import OURS, distribution, environment, site_packages
 from tests.log_text import own_lines
 from tests.paths import ROOT
@@ -29,17 +30,34 @@ def here():
     return sys.prefix.rpartition("/")[2]
 
 
+COLUMNS = {
+    "brain": torch.tensor([0.1, -2.5, 3.0]).to(torch.bfloat16),
+    "small": torch.tensor([0.5, -2.0, 448.0]).half(),
+    "flags": torch.tensor([True, False, True]),
+    "waves": torch.tensor([1 + 2j, -1j, 3.0]),
+}
+
+
+def check(batch):
+    for name, column in COLUMNS.items():
+        expected = column[batch["x"] % 3]
+        assert batch[name].dtype == expected.dtype and batch[name].tolist() == expected.tolist(), name
+    for number, row, text in zip(batch["x"].tolist(), batch["rows"].rows(), batch["text"], strict=True):
+        assert row.tolist() == list(range(number % 3 + 1)) and text == f"sample {number}"
+
+
 class Maker(Component):
     @endpoint
     def next(self, samples: range) -> Batch:
-        ids = list(samples)
-        rows = Ragged.of([torch.arange(number % 3 + 1) for number in ids])
-        return Batch({"x": torch.tensor(ids), "rows": rows, "text": [f"sample {number}" for number in ids]})
+        ids = torch.tensor(list(samples))
+        rows = Ragged.of([torch.arange(number % 3 + 1) for number in ids.tolist()])
+        texts = [f"sample {number}" for number in ids.tolist()]
+        return Batch({**{k: v[ids % 3] for k, v in COLUMNS.items()}, "x": ids, "rows": rows, "text": texts})
 
 
 class Sampler(Component):
     def __init__(self, mood: str = "") -> None:
-        self.mood, self.version = mood, torch.zeros(3)
+        self.mood, self.version = mood, torch.zeros(3, dtype=torch.bfloat16)
 
     def load_weights(self, stream):
         for _, tensor in stream:
@@ -47,6 +65,7 @@ class Sampler(Component):
 
     @endpoint
     def sample(self, batch: Batch) -> Batch:
+        check(batch)
         if self.mood == "dies" and self.step == 2 and self.rank == 1:
             os.abort()
         if self.mood == "slow":
@@ -59,17 +78,16 @@ class Sampler(Component):
 
 class Trainer(Component):
     def __init__(self) -> None:
-        self.weight = torch.zeros(3)
+        self.weight = torch.zeros(3, dtype=torch.bfloat16)
 
     def weights(self):
         return {"weight": self.weight}
 
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
-        assert here() != "other", sys.prefix
-        assert set(batch["made_in"]) == {"other other"}, batch["made_in"]
-        for number, row, text in zip(batch["x"].tolist(), batch["rows"].rows(), batch["text"], strict=True):
-            assert row.tolist() == list(range(number % 3 + 1)) and text == f"sample {number}"
+        [made_in] = {*batch["made_in"]}
+        assert here() not in made_in and made_in.split()[0] == made_in.split()[1], made_in
+        check(batch)
         self.weight += 1
         return {"version": float(batch["version"].mean()), "samples": float(len(batch))}
 """
@@ -102,97 +120,25 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+WITHOUT = pytest.mark.skipif(
+    not OTHER_TORCH.exists(), reason="`make torch` sets up the other version of torch"
+)
+
+
 @pytest.mark.slow
-def test_two_groups_with_two_interpreters(folder: Path) -> None:
-    """Routes lead in both directions, and weights from one interpreter to the other."""
-    done = meshctl(folder, "launch", "recipe.yaml")
+@pytest.mark.parametrize(
+    "python",
+    ["envs/other/bin/python", pytest.param(str(OTHER_TORCH), marks=[pytest.mark.slow_suite, WITHOUT])],
+    ids=["environment", "torch"],
+)
+def test_two_groups_with_two_interpreters(python: str, folder: Path) -> None:
+    """Batches of many dtypes go both ways, and weights from one interpreter, or version of torch, to the other."""
+    done = meshctl(folder, "launch", "recipe.yaml", f"groups.rollout.python={python}")
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [json.loads(line) for line in (run_of(folder) / "metrics.jsonl").read_text().splitlines()]
     assert [row["metrics.version"] for row in rows] == [0, 1, 2]
     assert [row["metrics.samples"] for row in rows] == [12, 12, 12]
     wait_for_processes(folder)
-
-
-VERSIONS = """
-import torch
-from meshctl import Batch, Component, endpoint
-
-COLUMNS = {
-    "brain": torch.tensor([0.1, -2.5, 3.0]).to(torch.bfloat16),
-    "small": torch.tensor([0.5, -2.0, 448.0]).half(),
-    "flags": torch.tensor([True, False, True]),
-    "waves": torch.tensor([1 + 2j, -1j, 3.0]),
-}
-
-
-def check(batch):
-    for name, column in COLUMNS.items():
-        expected = column[batch["x"]]
-        assert batch[name].dtype == expected.dtype, (name, batch[name].dtype)
-        assert batch[name].tolist() == expected.tolist(), name
-    assert {*batch["torch"]}.isdisjoint({torch.__version__}), "the other group has another version"
-
-
-class Maker(Component):
-    def __init__(self):
-        self.weight = torch.zeros(3)
-
-    @endpoint
-    def next(self, samples: range) -> Batch:
-        x = torch.tensor([number % 3 for number in samples])
-        return Batch({**{k: v[x] for k, v in COLUMNS.items()}, "x": x, "torch": [torch.__version__] * len(x)})
-
-    def weights(self):
-        return {"weight": self.weight.bfloat16()}
-
-    @endpoint(collect="mean")
-    def update(self, batch: Batch) -> dict[str, float]:
-        check(batch)
-        self.weight += 1
-        return {"version": float(batch["version"].mean())}
-
-
-class Sampler(Component):
-    def load_weights(self, stream):
-        [(_, tensor)] = stream
-        assert tensor.dtype == torch.bfloat16
-        self.version = float(tensor[0])
-
-    @endpoint
-    def sample(self, batch: Batch) -> Batch:
-        check(batch)
-        columns = {name: batch[name] for name in ("x", *COLUMNS)}
-        version = torch.full((len(batch),), self.version)
-        return Batch({**columns, "torch": [torch.__version__] * len(batch), "version": version}, ids=batch.ids)
-"""
-VERSIONS_RECIPE = f"""
-name: small
-groups:
-  rollout: {{ranks: 2, device_type: cpu, python: {OTHER_TORCH}}}
-  train: {{ranks: 1, device_type: cpu}}
-components:
-  maker: {{_target_: parts.Maker, group: train}}
-  sampler: {{_target_: parts.Sampler, group: rollout}}
-pipeline:
-  batch: {{call: maker.next, samples: 6}}
-  answers: {{call: sampler.sample, in: batch, samples: 6}}
-  metrics: {{call: maker.update, in: answers}}
-  publish: {{sync: maker, to: sampler}}
-run: {{steps: 3, dir: runs}}
-"""
-
-
-@pytest.mark.slow_suite
-@pytest.mark.skipif(not OTHER_TORCH.exists(), reason="`make torch` sets up the other version of torch")
-def test_two_groups_with_two_versions_of_torch(tmp_path: Path) -> None:
-    """Batches of many dtypes go both ways, and weights one way."""
-    (tmp_path / "parts.py").write_text(VERSIONS)
-    (tmp_path / "recipe.yaml").write_text(VERSIONS_RECIPE)
-    done = meshctl(tmp_path, "launch", "recipe.yaml")
-    assert done.returncode == 0, done.stderr + done.stdout
-    rows = [json.loads(line) for line in (run_of(tmp_path) / "metrics.jsonl").read_text().splitlines()]
-    assert [row["metrics.version"] for row in rows] == [0, 1, 2]
-    wait_for_processes(tmp_path)
 
 
 @pytest.mark.slow_suite
@@ -207,14 +153,11 @@ def test_a_worker_that_dies_in_the_other_interpreter_is_the_cause(folder: Path) 
 @pytest.mark.slow_suite
 def test_ctrl_c_ends_the_other_interpreter_too(folder: Path) -> None:
     words = ("components.sampler.args.mood=slow", PATIENT, "run.steps=100000")
-    with started(folder, "recipe.yaml", *words) as run:
-        assert run.stdout
-        while "step 1" not in run.stdout.readline():
-            assert run.poll() is None
-        os.killpg(run.pid, signal.SIGINT)
-        _, errors = run.communicate()
-    assert (run.returncode, own_lines(errors)) == (130, [])
-    assert steps(run_of(folder))
+    run = Started(folder, "launch", "recipe.yaml", *words)
+    run.until("step 1")
+    os.killpg(run.pid, signal.SIGINT)
+    code, output = run.end()
+    assert (code, own_lines(output)) == (130, []) and steps(run_of(folder))
     wait_for_processes(folder)
 
 
@@ -228,13 +171,16 @@ def refused(folder: Path, python: str) -> str:
     return sentence.partition(" of group `rollout` ")[2]
 
 
+def validated(folder: Path, *words: str) -> tuple[int, str]:
+    done = meshctl(folder, "validate", "recipe.yaml", *words)
+    return done.returncode, done.stdout
+
+
 def test_an_interpreter_that_is_missing(folder: Path) -> None:
     """A note in `validate`, which may run on another machine; an error at launch."""
-    done = meshctl(folder, "validate", "recipe.yaml", "groups.rollout.python=none/python")
-    assert done.returncode == 0
-    assert (
-        f"note[MC322]: the interpreter {folder}/none/python of group `rollout` does not exist" in done.stdout
-    )
+    code, output = validated(folder, "groups.rollout.python=none/python")
+    missing = f"the interpreter {folder}/none/python of group `rollout` does not exist"
+    assert code == 0 and f"note[MC322]: {missing}" in output
     assert refused(folder, "none/python") == "does not exist"
     problem, _, remedy = refused(folder, "none/bin/python").partition(": ")
     place, python = (shlex.quote(f"{folder}/{name}") for name in ("none", "none/bin/python"))
@@ -242,30 +188,24 @@ def test_an_interpreter_that_is_missing(folder: Path) -> None:
     assert remedy.startswith(f"python3 -m venv {place} && {python} -m pip install ")
 
 
-@pytest.mark.slow
-def test_meshctl_and_its_libraries_must_be_there(folder: Path) -> None:
+def test_meshctl_its_version_and_its_libraries_must_be_there(folder: Path) -> None:
     empty = environment(folder / "envs" / "empty")
     problem, _, remedy = refused(folder, str(empty)).partition(": ")
     assert problem == "has no meshctl" and remedy.startswith(f"{shlex.quote(str(empty))} -m pip install ")
-    noted = meshctl(folder, "validate", "recipe.yaml", f"groups.rollout.python={json.dumps(str(empty))}")
-    assert "note[MC322]" in noted.stdout and f"help: {remedy}" in noted.stdout
+    noted = validated(folder, f"groups.rollout.python={json.dumps(str(empty))}")[1]
+    assert "note[MC322]" in noted and f"help: {remedy}" in noted
     bare = environment(folder / "envs" / "bare", OURS[1])
     assert refused(folder, str(bare)).startswith("lacks `torch`, `numpy` and `msgpack`: ")
-
-
-@pytest.mark.slow
-def test_another_version_of_meshctl_is_refused(folder: Path) -> None:
     site = site_packages(folder / "envs" / "other")
     (site / "packages.pth").write_text(f"{OURS[0]}\n")
     (site / "meshctl").mkdir()
     (site / "meshctl" / "__init__.py").write_text('__version__ = "9.0"\n')
     assert refused(folder, "envs/other/bin/python").startswith("has meshctl 9.0, and this is ")
-    noted = meshctl(folder, "validate", "recipe.yaml")
-    assert "of group `rollout` has meshctl 9.0, and this is " in noted.stdout
+    assert "of group `rollout` has meshctl 9.0, and this is " in validated(folder)[1]
     distribution(site, "meshctl", "9.0")
-    noted = meshctl(folder, "validate", "recipe.yaml")
-    assert "of group `rollout` has the distribution `meshctl` 9.0 (another tool)" in noted.stdout
-    assert " -m pip uninstall -y meshctl meshctl-torch, then " in noted.stdout
+    noted = validated(folder)[1]
+    assert "of group `rollout` has the distribution `meshctl` 9.0 (another tool)" in noted
+    assert " -m pip uninstall -y meshctl meshctl-torch, then " in noted
 
 
 def test_pictures_and_the_dry_run_show_the_interpreter(folder: Path) -> None:
@@ -276,33 +216,28 @@ def test_pictures_and_the_dry_run_show_the_interpreter(folder: Path) -> None:
     dry = meshctl(folder, "launch", "--dry-run", "recipe.yaml").stdout
     assert "  rollout: 2 x cpu, components sampler, python envs/other/bin/python\n" in dry
     assert "  train: 1 x cpu, components maker, trainer\n" in dry
-    other = (folder / "recipe.yaml").read_text().replace("envs/other", "envs/new")
-    (folder / "other.yaml").write_text(other)
-    changed = meshctl(folder, "show-topology", "other.yaml", "--diff", "recipe.yaml").stdout
+    other = "groups.rollout.python=envs/new/bin/python"
+    changed = meshctl(folder, "show-topology", "recipe.yaml", other, "--diff", "recipe.yaml").stdout
     assert "python" in changed and "envs/new/bin/python" in changed
 
 
-def test_classes_are_read_on_the_path_of_the_interpreter(folder: Path) -> None:
+def test_classes_and_extras_are_those_of_the_interpreter(folder: Path) -> None:
     """A class that only the other interpreter has is found there, and not for a group without it."""
     (site_packages(folder / "envs" / "other") / "engine.py").write_text(PARTS)
-    right = meshctl(folder, "validate", "recipe.yaml", "components.sampler._target_=engine.Sampler")
-    assert (right.returncode, "note" in right.stdout) == (0, False), right.stdout
-    wrong = meshctl(folder, "validate", "recipe.yaml", "components.trainer._target_=engine.Trainer")
-    assert wrong.returncode == 1 and "error[MC501]: module `engine` was not found" in wrong.stdout
-    misspelt = meshctl(folder, "validate", "recipe.yaml", "components.sampler._target_=engine.Smapler")
-    assert misspelt.returncode == 1 and "did you mean `Sampler`?" in misspelt.stdout
-    absent = ("components.sampler._target_=engine.Sampler", "groups.rollout.python=none/python")
-    elsewhere = meshctl(folder, "validate", "recipe.yaml", *absent)
-    assert elsewhere.returncode == 0 and "note[MC504]: `engine.Sampler` cannot be checked" in elsewhere.stdout
-
-
-def test_the_extras_of_a_group_are_those_of_its_interpreter(folder: Path) -> None:
-    (folder / "parts.py").write_text(
-        PARTS.replace("class Sampler(Component):", 'class Sampler(Component):\n    EXTRA = "hf"')
-    )
-    assert "MC442" not in meshctl(folder, "validate", "recipe.yaml").stdout
+    sampler, trainer = (f"components.{name}._target_=engine" for name in ("sampler", "trainer"))
+    code, output = validated(folder, f"{sampler}.Sampler")
+    assert (code, "note" in output) == (0, False), output
+    code, output = validated(folder, f"{trainer}.Trainer")
+    assert code == 1 and "error[MC501]: module `engine` was not found" in output
+    code, output = validated(folder, f"{sampler}.Smapler")
+    assert code == 1 and "did you mean `Sampler`?" in output
+    code, output = validated(folder, f"{sampler}.Sampler", "groups.rollout.python=none/python")
+    assert code == 0 and "note[MC504]: `engine.Sampler` cannot be checked" in output
+    head = "class Sampler(Component):"
+    (folder / "parts.py").write_text(PARTS.replace(head, f'{head}\n    EXTRA = "hf"'))
+    assert "MC442" not in validated(folder)[1]
     bare = environment(folder / "envs" / "bare", OURS[1])
-    noted = meshctl(
-        folder, "validate", "recipe.yaml", f"groups.rollout.python={json.dumps(str(bare))}"
-    ).stdout
-    assert f"not installed for {bare}" in noted and f"help: {shlex.quote(str(bare))} -m pip install" in noted
+    output = validated(folder, f"groups.rollout.python={json.dumps(str(bare))}")[1]
+    assert (
+        f"not installed for {bare}" in output and f"help: {shlex.quote(str(bare))} -m pip install" in output
+    )

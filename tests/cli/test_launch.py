@@ -14,71 +14,51 @@ import pytest
 from meshctl.run.directory import RunDir
 from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PATIENT, run_of, started, steps, wait_for_processes
-from tests.command_server import call
+from tests.command_server import Started, call, server
 from tests.hang import HANG_S
 from tests.log_text import output_of, own_lines
 
 
 def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
-    code = f"import sys\ntry:\n    {MAIN}\nfinally:\n    print('torch' in sys.modules)"
-    done = meshctl(folder, "launch", "recipe.yaml", "--dry-run", "groups.two.ranks=4", code=code)
+    done = meshctl(folder, "launch", "recipe.yaml", "--dry-run", "groups.two.ranks=4")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("small: 2 groups, 5 workers; plan ")
     assert "  two: 4 x cpu, components trainer" in lines
-    assert lines[-2].startswith("meshctl agent --plan '") and lines[-2].endswith(
-        "--node 0 --head 127.0.0.1:PORT"
-    )
-    assert lines[-1] == "False"
+    assert lines[-1].startswith("meshctl agent --plan '")
+    assert lines[-1].endswith("--node 0 --head 127.0.0.1:PORT")
+    program = "from meshctl.engines import ray\nray.installed_version = lambda name: ''"
+    done = call(folder, "launch", "recipe.yaml", "--engine", "ray", "--dry-run", program=program)
+    assert done.returncode == 4 and "placement_group.json:" in done.stdout
+    assert done.stderr.startswith("error: engine `ray` needs ray, which is not installed")
     assert not (folder / "runs").exists()
 
 
-def test_a_dry_run_needs_no_library_of_the_engine(folder: Path) -> None:
-    code = f"from meshctl.engines import ray\nray.installed_version = lambda name: ''\n{MAIN}"
-    done = meshctl(folder, "launch", "recipe.yaml", "--engine", "ray", "--dry-run", code=code)
-    assert done.returncode == 4 and "placement_group.json:" in done.stdout
-    assert done.stderr.startswith("error: engine `ray` needs ray, which is not installed")
-
-
-def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> None:
-    """The limit is lower than what preflight lets pass."""
-    code = f"""
+FEW_FILES = """
 import resource
 from meshctl.engines.checks import machine
 machine.FILES = machine.FILES_PER_WORKER = machine.MAX_FILES_PER_WORKER = 0
 resource.setrlimit(resource.RLIMIT_NOFILE, (25, 25))
-{MAIN}"""
-    done = meshctl(folder, "launch", "recipe.yaml", code=code)
+"""
+"""A limit that is lower than what preflight lets pass."""
+
+
+def test_a_launcher_that_can_open_no_further_file_is_the_cause(folder: Path) -> None:
+    done = call(folder, "launch", "recipe.yaml", program=FEW_FILES)
     line = "error: the launcher cannot open another file: its limit is 25 (`ulimit -n`)"
     assert (done.returncode, own_lines(done.stderr)) == (5, [line])
 
 
-def test_a_parent_that_ignores_the_ends_of_its_children_changes_nothing(folder: Path) -> None:
+def test_a_run_and_its_continuation(folder: Path) -> None:
+    """A parent that ignores the ends of its children changes nothing."""
     ignored = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
     done = call(folder, "launch", "recipe.yaml", program=ignored)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_run_and_its_continuation(folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml")
     assert done.returncode == 0, done.stderr
     run = run_of(folder)
     assert steps(run) == [1, 2, 3]
     wait_for_processes(folder)
-    assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == [
-        *(
-            "checkpoints",
-            "events",
-            "git.txt",
-            "launches.jsonl",
-            "logs",
-            "metrics.jsonl",
-            "plan.json",
-            "recipe.yaml",
-            "start.json",
-            "state.json",
-        )
-    ]
+    files = "checkpoints events git.txt launches.jsonl logs metrics.jsonl plan.json recipe.yaml start.json state.json"
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == {*files.split()}
     assert done.stdout.count(str(run)) >= 1
     (run / "checkpoints" / "latest").unlink()
     (run / "checkpoints" / "latest").symlink_to("step-2")
@@ -120,25 +100,19 @@ def test_what_is_refused_starts_nothing(folder: Path, words: list[str], code: in
     assert not (folder / "runs").exists()
 
 
-def test_devices_that_the_environment_does_not_leave_are_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_that_the_environment_does_not_leave(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(two: str) -> str:
+        done = meshctl(folder, "launch", "recipe.yaml", f"groups.two={{device_type: cuda, {two}}}")
+        assert done.returncode == 4
+        return done.stderr
+
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    done = meshctl(
-        folder,
-        "launch",
-        "recipe.yaml",
-        "groups.two={ranks: 2, device_type: cuda, visible_devices: 'GPU-a,GPU-c'}",
-    )
-    assert done.returncode == 4
-    expected = "group two needs GPU-a, GPU-c (its visible_devices), but CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b: GPU-c is not there"
-    assert done.stderr == f"error: {expected}\n"
-    done = meshctl(folder, "launch", "recipe.yaml", "groups.two={ranks: [1, 2], device_type: cuda}")
-    assert done.returncode == 4
-    assert (
+    named = "group two needs GPU-a, GPU-c (its visible_devices), but CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b"
+    assert refused("ranks: 2, visible_devices: 'GPU-a,GPU-c'") == f"error: {named}: GPU-c is not there\n"
+    counted = (
         "group two needs the cuda devices 1-2 of its node, but CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2"
-        in done.stderr
     )
+    assert counted in refused("ranks: [1, 2]")
     assert not (folder / "runs").exists()
 
 
@@ -156,12 +130,12 @@ def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(
     )
     done = meshctl(folder, "launch", "programs.yaml")
     assert done.returncode == 0, done.stderr
-    expected = {
-        path.stem: output_of(run_of(folder) / "logs" / path)
-        for path in [Path("one/0.log"), Path("one/1.log")]
+    logs = run_of(folder) / "logs"
+    assert {file: output_of(logs / file) for file in ("one/0.log", "one/1.log", "two/0.log")} == {
+        "one/0.log": "0 GPU-c,GPU-b\n",
+        "one/1.log": "1 GPU-c,GPU-b\n",
+        "two/0.log": "0 GPU-a,GPU-b,GPU-c\n",
     }
-    assert expected == {"0": "0 GPU-c,GPU-b\n", "1": "1 GPU-c,GPU-b\n"}
-    assert output_of(run_of(folder) / "logs" / "two" / "0.log") == "0 GPU-a,GPU-b,GPU-c\n"
 
 
 def test_wrong_usage(folder: Path) -> None:
@@ -172,38 +146,35 @@ def test_wrong_usage(folder: Path) -> None:
     assert done.stderr.startswith("error: the plan cannot be read: no such file or directory: none")
 
 
-@pytest.mark.parametrize(("signals", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143)])
-def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(
-    folder: Path, signals: list[signal.Signals], code: int
-) -> None:
+def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(folder: Path) -> None:
     words = ("components.trainer.args.mood=slow", PATIENT, "run.steps=100000")
-    with started(folder, "recipe.yaml", *words) as run:
-        assert run.stdout
-        while "step 1" not in run.stdout.readline():
-            assert run.poll() is None
-        for number in signals:
-            os.killpg(run.pid, number)
-        _, errors = run.communicate()
-    assert run.returncode == code
-    assert own_lines(errors) == []
-    done = [
+    run = Started(folder, "launch", "recipe.yaml", *words)
+    run.until("step 1")
+    os.killpg(run.pid, signal.SIGINT)
+    code, output = run.end()
+    assert code == 130 and own_lines(output) == []
+    events = [
         json.loads(line)
         for path in run_of(folder).glob("events/*.jsonl")
         for line in path.read_text().splitlines()
     ]
-    last = {event["step"] for event in done if event["name"] == "done"}
-    assert len(last) == 1
-    assert (run_of(folder) / "checkpoints" / "latest").resolve().name == f"step-{last.pop()}"
+    [last] = {event["step"] for event in events if event["name"] == "done"}
+    assert (run_of(folder) / "checkpoints" / "latest").resolve().name == f"step-{last}"
 
 
 def test_a_run_outlives_whoever_watches_it(folder: Path) -> None:
-    with started(folder, "recipe.yaml", "components.trainer.args.mood=slow", "run.steps=40") as run:
-        assert run.stdout
-        run.stdout.readline()
-        run.stdout.close()
-        run.wait()
-    assert run.returncode == 0
-    assert steps(run_of(folder))[-1] == 40
+    os.mkfifo(folder / "output")
+    reader = os.open(folder / "output", os.O_RDONLY | os.O_NONBLOCK)
+    files, words = (
+        [folder / "output", folder / "errors"],
+        ("recipe.yaml", "components.trainer.args.mood=slow"),
+    )
+    pid = server().start(folder, "launch", *words, "run.steps=10", env=os.environ, files=files)
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1)
+    os.close(reader)
+    assert server().wait(pid) == 0
+    assert steps(run_of(folder))[-1] == 10
 
 
 def test_a_run_that_is_held_is_refused_before_anything_is_read(folder: Path) -> None:
@@ -250,10 +221,12 @@ def test_ctrl_c_while_torch_is_imported(folder: Path) -> None:
 
 
 def test_a_bug_of_meshctl_is_one_line_and_a_file(folder: Path) -> None:
-    code = f"import meshctl.cli.launch as launch\ndef bad(*_, **__): raise KeyError('x')\nlaunch.plan_of = bad\n{MAIN}"
+    program = (
+        "import meshctl.cli.launch as launch\ndef bad(*_, **__): raise KeyError('x')\nlaunch.plan_of = bad"
+    )
+    env = {"XDG_STATE_HOME": str(folder / "state")}
     for words in (["launch", "recipe.yaml"], ["launch", "recipe.yaml", "--dry-run"]):
-        done = meshctl(folder, *words, code=code)
-        assert done.returncode == 70
+        done = call(folder, *words, env=env, program=program)
+        assert done.returncode == 70 and len(done.stderr.splitlines()) == 1
         assert done.stderr.startswith("error[MC900]: a bug in meshctl: KeyError (")
-        assert len(done.stderr.splitlines()) == 1
     assert len(list((folder / "state" / "meshctl").iterdir())) == 2

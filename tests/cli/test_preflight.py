@@ -142,9 +142,16 @@ def limit(kind: int, soft: int) -> Iterator[None]:
 
 
 def test_a_checkpoint_has_the_trained_weights_and_the_state_of_the_optimizer() -> None:
-    assert requirements().checkpoint_bytes == CHECKPOINT_BYTES
+    """Asynchronous checkpoints copy the state of each worker."""
+    copies = ["+run.checkpoint.async=true"]
+    once = requirements()
+    assert (once.checkpoint_bytes, once.copy_bytes) == (CHECKPOINT_BYTES, 0)
     assert requirements("+components.model.args.dtype=bfloat16").checkpoint_bytes == CHECKPOINT_BYTES // 2
-    assert requirements(*FROZEN).checkpoint_bytes == 0
+    frozen = requirements(*copies, *FROZEN)
+    assert (frozen.checkpoint_bytes, frozen.copy_bytes) == (0, 0)
+    assert CHECKPOINT_BYTES <= requirements(*copies).copy_bytes < CHECKPOINT_BYTES * 1.01
+    replicas = [*copies, "components.model.parallel={dp_size:2}"]
+    assert requirements(*replicas).copy_bytes == 2 * CHECKPOINT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -162,29 +169,15 @@ def test_the_checkpoints_on_the_disk_at_a_time(overrides: str, count: int) -> No
     assert requirements(*overrides.split()).checkpoints == count
 
 
-def test_asynchronous_checkpoints_copy_the_state_of_each_worker() -> None:
-    copies = ["+run.checkpoint.async=true"]
-    assert requirements().copy_bytes == 0
-    assert CHECKPOINT_BYTES <= requirements(*copies).copy_bytes < CHECKPOINT_BYTES * 1.01
-    replicas = [*copies, "components.model.parallel={dp_size:2}"]
-    assert requirements(*replicas).copy_bytes == 2 * CHECKPOINT_BYTES
-    assert requirements(*copies, *FROZEN).copy_bytes == 0
-
-
 # Failures and warnings of `launch`
 
 
 def test_this_machine_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was prepared in a fork reaches the process that starts it."""
     code, ready = prepare("recipe.yaml", [], Options())
-    assert (code, capsys.readouterr().err) == (0, "") and ready
-
-
-def test_what_was_prepared_in_a_fork_reaches_the_process_that_starts_it() -> None:
-    code, ready = prepare("recipe.yaml", [], Options())
-    assert ready is not None and ready.needs is not None
+    assert (code, capsys.readouterr().err) == (0, "") and ready is not None and ready.needs is not None
     needs = deserialize(serialize(code, ready)[1]).needs
-    assert needs is not None and needs.worker_bytes["train"] > 0
-    assert needs == ready.needs
+    assert needs is not None and needs.worker_bytes["train"] > 0 and needs == ready.needs
 
 
 def test_few_open_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,16 +189,6 @@ def test_few_open_files(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert "error: open files: 1,000 per process" in error and "400 workers need at least 1,235\n" in error
     assert "\n  = help: ulimit -n " in error
-
-
-@pytest.mark.slow
-def test_a_disk_that_no_checkpoint_fits(here: Path) -> None:
-    (here / "small").mkdir()
-    done = launched("mount -t tmpfs -o size=8m tmpfs small", "run.dir=small")
-    assert (done.returncode, done.stdout) == (4, "")
-    free = f"{here}/small (tmpfs): 8 MiB free of 8 MiB"
-    help = "  = help: delete old runs, or write elsewhere: run.dir=PATH\n"
-    assert done.stderr == f"error: run directory: {free}, and a checkpoint takes at least 15 MiB\n{help}"
 
 
 def test_disks_that_are_small_full_or_read_only(here: Path) -> None:
@@ -231,11 +214,16 @@ def test_small_shared_memory_matters_to_nccl() -> None:
 
 
 @pytest.mark.slow
-def test_no_port_is_free() -> None:
+def test_no_port_is_free_and_a_disk_that_no_checkpoint_fits(here: Path) -> None:
+    (here / "small").mkdir()
     narrow = "echo 40000 40001 > /proc/sys/net/ipv4/ip_local_port_range"
-    done = launched(f'{narrow} && set -- "$1" -c "{HOLD}" "$@"')
+    small = "mount -t tmpfs -o size=8m tmpfs small"
+    done = launched(f'{small} && {narrow} && set -- "$1" -c "{HOLD}" "$@"', "run.dir=small")
     assert (done.returncode, done.stdout) == (4, "")
     assert "error: ports: none of 2 is free (40000-40001): Address already in use\n  = help: " in done.stderr
+    disk = f"{here}/small (tmpfs): 8 MiB free of 8 MiB, and a checkpoint takes at least 15 MiB"
+    help = "  = help: delete old runs, or write elsewhere: run.dir=PATH\n"
+    assert f"error: run directory: {disk}\n{help}" in done.stderr
 
 
 # Machines with devices, and other installations
@@ -260,9 +248,8 @@ def two_gpus(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_groups_that_share_a_device_add_up(two_gpus: Path) -> None:
     text = RECIPE.replace("}}", "}, held: {ranks: 1, device_type: cuda, colocate: train}}", 1)
     text = text.replace(": cpu", ": cuda").replace("pipeline:", f"{EXAM}\npipeline:")
-    (two_gpus / "recipe.yaml").write_text(
-        text.replace("run:", "  score: {call: exam.update, in: batch}\nrun:")
-    )
+    text = text.replace("run:", "  score: {call: exam.update, in: batch}\nrun:")
+    (two_gpus / "recipe.yaml").write_text(text)
     found = requirements()
     alone, both = found.device_bytes["1"], found.device_bytes["0"]
     assert alone >= PARAMETERS * 4 * 4 // 2 and both >= alone + PARAMETERS * 4 * 4
@@ -272,11 +259,8 @@ def test_groups_that_share_a_device_add_up(two_gpus: Path) -> None:
 def test_memory_of_devices(two_gpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prepare("recipe.yaml", [], Options())[0] == 4
     error = capsys.readouterr().err
-    taken = "device 1 has 9 MiB of 14 MiB taken, but its models take at least 10 MiB"
-    assert (
-        f"error: device memory: 1 of 2 devices is in use by other processes: {taken}\n  = help: find the pro"
-        in error
-    )
+    taken = "device 1 has 9 MiB of 14 MiB taken, but its models take at least 10 MiB\n  = help: find the pro"
+    assert f"error: device memory: 1 of 2 devices is in use by other processes: {taken}" in error
     if "+cpu" in torch_build()["__version__"]:
         assert "error: torch on cuda: 2 devices, but torch " in error
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
-from tests.cli.commands import MAIN, meshctl
+from tests.cli.commands import meshctl
 from tests.cli.small_launch import run_of
-from tests.hang import HANG_S
+from tests.cli.terminal import Terminal
 from tests.log_text import output_of
 
 PARTS = """
@@ -46,56 +40,6 @@ class Trainer(Component):
 STOPS = "components.trainer.args.mood=stops"
 
 
-class Terminal:
-    """A command with a pseudo-terminal as its controlling terminal."""
-
-    def __init__(self, folder: Path, *words: str) -> None:
-        self._master, slave = pty.openpty()
-        command = [sys.executable, "-c", MAIN, *words]
-        self.process = subprocess.Popen(command, cwd=folder, preexec_fn=lambda: os.login_tty(slave))
-        os.close(slave)
-        self.shown = ""
-        self._waited = 0
-
-    def wait_for(self, text: str) -> None:
-        """Reads until a text appears, after the one of the previous call."""
-        while not self._is_shown(text):
-            self._read()
-
-    def wait_until_shown(self, text: str) -> None:
-        """Reads until a text has appeared, before or after the one of the previous call."""
-        while text not in self.shown:
-            self._read()
-
-    def type(self, line: str) -> None:
-        os.write(self._master, line.encode())
-
-    def interrupt(self, worker: int) -> None:
-        """Presses Ctrl-C once the worker waits for input: readline misses a signal between its prompt and that."""
-        while Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] != "S":
-            time.sleep(0.01)
-        self.type("\x03")
-
-    def _is_shown(self, text: str) -> bool:
-        found = self.shown.find(text, self._waited)
-        if found >= 0:
-            self._waited = found + len(text)
-        return found >= 0
-
-    def _read(self) -> None:
-        assert select.select([self._master], [], [], HANG_S)[0], self.shown
-        self.shown += os.read(self._master, 4096).decode(errors="replace")
-
-    def end(self) -> int:
-        try:
-            while data := os.read(self._master, 4096):
-                self.shown += data.decode(errors="replace")
-        except OSError:  # the last process has closed it
-            pass
-        os.close(self._master)
-        return self.process.wait()
-
-
 @pytest.fixture
 def here(folder: Path) -> Path:
     (folder / "parts.py").write_text(PARTS)
@@ -116,7 +60,7 @@ def test_breakpoint_stops_the_worker_that_is_debugged(here: Path) -> None:
         for event in Follower(run.events).new()
         if (event.name, event.group, event.rank) == ("started", "two", 1)
     ]
-    terminal.interrupt(worker)
+    terminal.type("\x03", worker)
     terminal.wait_for("(Pdb) ")
     terminal.type("c\n")
     assert terminal.end() == 0, terminal.shown
@@ -147,10 +91,7 @@ def test_nothing_but_a_terminal_can_be_given_to_a_worker(here: Path) -> None:
     ("words", "message"),
     [
         (["--follow", "tow"], "--follow: group `tow` does not exist; did you mean `two`?"),
-        (
-            ["--follow", "two", "--follow", "two:2"],
-            "--follow: group `two` has no rank `2`; it has 2 ranks, from 0",
-        ),
+        (["--follow", "two:2"], "--follow: group `two` has no rank `2`; it has 2 ranks, from 0"),
         (["--debug", "two:first"], "--debug: group `two` has no rank `first`; it has 2 ranks, from 0"),
         (["--dry-run", "--follow", "one:"], "--follow: group `one` has no rank ``; it has 1 rank, from 0"),
     ],

@@ -13,6 +13,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from meshctl.cli.completion.candidate import Candidate
@@ -78,11 +79,7 @@ def _bash(line: str, breaks: str) -> Iterator[str]:
 
 def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
     """Returns the candidates for the word after `before`, the previous words without the program's name."""
-    from typer.main import get_command
-
-    from meshctl.cli.app import app
-
-    root: Any = get_command(app)
+    root = _commands_of_meshctl()
     command, arguments, option = _parsed(root, before)
     if option:
         return _values(command, option, arguments, word)
@@ -97,6 +94,15 @@ def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
         return _commands(root)
     takes = [one for one in command.params if one.param_type_name == "argument"]
     return _values(command, takes[min(len(arguments), len(takes) - 1)], arguments, word) if takes else ()
+
+
+@cache
+def _commands_of_meshctl() -> Any:
+    from typer.main import get_command
+
+    from meshctl.cli.app import app
+
+    return get_command(app)
 
 
 def _parsed(root: Any, words: Sequence[str]) -> tuple[Any, list[str], Any]:

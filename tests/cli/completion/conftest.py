@@ -1,4 +1,4 @@
-"""The recipe whose keys are completed."""
+"""The recipe whose keys are completed, and lines that are completed as bash does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,67 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.completion.completing import CODE, RECIPE
+from meshctl.cli.completion.line import answer, candidates
+
+RECIPE = """\
+defaults:
+  - layout@components.actor.parallel: fsdp
+  - data@_global_: small
+  - _self_
+groups:
+  rollout: {ranks: 2, device_type: cpu}
+  train: {ranks: 8, device_type: cuda, env: {A: 1}}
+components:
+  prompts: {_target_: arithmetic.Prompts, group: rollout}
+  sampler: {_target_: arithmetic.Sampler, group: rollout, args: {max_new_tokens: 16}}
+  actor: {_target_: arithmetic.Actor, group: train}
+pipeline:
+  batch: {call: prompts.next, samples: 64}
+  rollouts: {call: sampler.sample, in: batch}
+  metrics: {call: actor.update, in: rollouts}
+  publish: {sync: actor, to: sampler}
+run: {steps: 170, checkpoint: {every: 50}}
+"""
+CODE = """\
+import a_module_that_does_not_exist
+from meshctl import Component, endpoint
+
+class Prompts(Component):
+    @endpoint
+    def next(self, samples): ...
+
+class Sampler(Component):
+    @endpoint
+    def sample(self, batch): ...
+
+    @endpoint
+    def greedy(self, batch): ...
+
+class Actor(Component):
+    @endpoint
+    def update(self, batch): ...
+"""
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a recipe, its class, and its config group."""
-    (tmp_path / "grpo.yaml").write_text(RECIPE)
-    (tmp_path / "arithmetic.py").write_text(CODE)
-    (tmp_path / "notes.txt").write_text("")
-    (tmp_path / ".hidden.yaml").write_text("")
-    (tmp_path / "conf" / "data").mkdir(parents=True)
-    for size in ("small", "large"):
-        (tmp_path / "conf" / "data" / f"{size}.yaml").write_text(f"# {size} problems\nvars: {{{size}: 1}}\n")
-    (tmp_path / "my runs").mkdir()
-    (tmp_path / "my runs" / "a recipe.yaml").write_text(RECIPE)
+    files = {"grpo.yaml": RECIPE, "my runs/a recipe.yaml": RECIPE, "arithmetic.py": CODE}
+    files |= {"notes.txt": "", ".hidden.yaml": ""}
+    files |= {f"conf/data/{size}.yaml": f"# {size}\nvars: {{{size}: 1}}\n" for size in ("small", "large")}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def bash(line: str, point: int | None = None) -> list[str]:
+    end = len(line.encode()) if point is None else point
+    return list(answer("bash", [], {"COMP_LINE": line, "COMP_POINT": str(end)}))
+
+
+def texts(line: str) -> list[str]:
+    """Returns the whole words, as for zsh and fish."""
+    *before, word = line.split(" ")
+    return [one.text for one in candidates(before, word) if one.text.startswith(word)]

@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from meshctl.cli.app import app
 from meshctl.cli.completion.shells import FOLDER, shells
 
-# The shells themselves
 
-
-def test_scripts_are_printed() -> None:
-    for shell in shells():
-        done = CliRunner().invoke(app, ["completion", shell])
-        assert (done.exit_code, done.stdout) == (0, (FOLDER / f"meshctl.{shell}").read_text())
+@pytest.mark.parametrize("shell", shells())
+def test_scripts_are_printed_and_right_to_their_shells(shell: str) -> None:
+    done = CliRunner().invoke(app, ["completion", shell])
+    assert (done.exit_code, done.stdout) == (0, (FOLDER / f"meshctl.{shell}").read_text())
+    program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
+    assert subprocess.run([program, "-n", FOLDER / f"meshctl.{shell}"], capture_output=True).returncode == 0
 
 
 def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,28 +32,16 @@ def test_the_shell_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fish completes" in CliRunner().invoke(app, ["completion"]).stdout
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     done = CliRunner().invoke(app, ["completion"])
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "error: shell `tcsh` is not supported; available: `bash`, `fish` and `zsh`\n",
-    )
-
-
-@pytest.mark.parametrize("shell", shells())
-def test_scripts_are_right_to_their_shells(shell: str) -> None:
-    program = shutil.which(shell) or pytest.skip(f"{shell} is not here")
-    assert subprocess.run([program, "-n", FOLDER / f"meshctl.{shell}"], capture_output=True).returncode == 0
+    error = "shell `tcsh` is not supported; available: `bash`, `fish` and `zsh`"
+    assert (done.exit_code, done.stderr) == (2, f"error: {error}\n")
 
 
 ARGV = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"], "fish": ["--no-config", "-i"]}
-
-
 BEGIN = {
     "bash": 'eval "$(meshctl completion bash)"',
     "zsh": 'autoload -Uz compinit; compinit -u -D; eval "$(meshctl completion zsh)"',
     "fish": "meshctl completion fish | source",
 }
-
-
 TYPED = (
     ("meshctl vali\tgr\t run.ste\t3", "validate grpo.yaml run.steps=3"),
     (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli import init as command
+from meshctl.cli.load import Launchable, check
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +18,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(command, "machine", lambda: ("cpu", 0))
     monkeypatch.setattr("sys.stdin", io.StringIO())
     return tmp_path
+
+
+def names(folder: Path) -> set[str]:
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {file for file in files if not file.endswith("recipe.schema.json")}
+
+
+def validated(recipe: str, *notes: str) -> Launchable:
+    """Returns a recipe that has no diagnostics but notes with these codes."""
+    done = check(recipe, [])
+    found = [(one.severity, one.code) for one in done.report.diagnostics]
+    assert found == [("note", code) for code in notes] and done.launchable, done.report
+    return done.launchable

@@ -1,68 +1,62 @@
-"""`meshctl init`: what is printed, and which files are written."""
+"""`meshctl init`: its output, the files it writes, and the names they have."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from meshctl.cli import init as command
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.package import install_command
 from meshctl.recipe.fields import schema
-from tests.cli.init.initialized import names, validated
+from meshctl.recipe.templates import WrongChoice, module_of, quoted, stem_of
+from tests.cli.init.conftest import names, validated
 from tests.paths import RECIPES
 
-# What is written
+NEXT = """\
+
+next:
+  meshctl validate jobs/first.yaml
+  meshctl show-topology jobs/first.yaml
+  meshctl launch jobs/first.yaml
+"""
 
 
-def test_what_is_printed_and_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("jobs/first", Options("grpo")) == 0
-    output, wrong = capsys.readouterr()
-    assert wrong == "" and output == (
-        "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
-        "wrote jobs/first.py            its classes, to edit\n"
-        "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
-        "\nnext:\n"
-        "  meshctl validate jobs/first.yaml\n"
-        "  meshctl show-topology jobs/first.yaml\n"
-        "  meshctl launch jobs/first.yaml\n"
-    )
-    assert names(here) == {"jobs/first.yaml", "jobs/first.py", "jobs/recipe.schema.json"}
-    assert (
-        (here / "jobs" / "first.yaml")
-        .read_text()
-        .startswith("# yaml-language-server: $schema=recipe.schema.json\n")
-    )
-    assert not re.search("@[A-Z]+@", (here / "jobs" / "first.yaml").read_text())
-    assert json.loads((here / "jobs" / "recipe.schema.json").read_text())["properties"]["groups"]
-
-
-def test_a_recipe_of_ready_made_components_comes_with_its_data(
-    here: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        (
+            "grpo",
+            "wrote jobs/first.yaml          3 workers: rollout, train, judge\n"
+            "wrote jobs/first.py            its classes, to edit\n"
+            "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n",
+        ),
+        (
+            "sft",
+            "wrote jobs/first.yaml          2 workers: train\n"
+            "wrote jobs/rot13/chats.jsonl   its data\n"
+            "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n",
+        ),
+    ],
+)
+def test_what_is_printed_and_written(
+    kind: str, lines: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert init("jobs/first", Options("sft")) == 0
-    output, wrong = capsys.readouterr()
-    assert wrong == "" and output == (
-        "wrote jobs/first.yaml          2 workers: train\n"
-        "wrote jobs/rot13/chats.jsonl   its data\n"
-        "wrote jobs/recipe.schema.json  the keys of recipes, for editors\n"
-        "\nnext:\n"
-        "  meshctl validate jobs/first.yaml\n"
-        "  meshctl show-topology jobs/first.yaml\n"
-        "  meshctl launch jobs/first.yaml\n"
-    )
-    shipped = (RECIPES / "sft.yaml").read_text()
-    assert (here / "jobs" / "first.yaml").read_text().splitlines()[1:] == (
-        shipped.replace("recipes/sft.yaml", "jobs/first.yaml")
-        .replace("name: sft", "name: first")
-        .splitlines()
-    )
-    data = here / "jobs" / "rot13" / "chats.jsonl"
-    assert data.read_bytes() == (RECIPES / "rot13" / "chats.jsonl").read_bytes()
+    assert init("jobs/first", Options(kind)) == 0
+    assert capsys.readouterr() == (lines + NEXT, "")
+    assert {*here.rglob("*.*")} == {here / line.split()[1] for line in lines.splitlines()}
+    text = (here / "jobs" / "first.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert json.loads((here / "jobs" / "recipe.schema.json").read_text()) == schema()
+    if kind == "sft":
+        shipped = (RECIPES / "sft.yaml").read_text().replace("recipes/sft.yaml", "jobs/first.yaml")
+        assert text.splitlines()[1:] == shipped.replace("name: sft", "name: first").splitlines()
+        data = here / "jobs" / "rot13" / "chats.jsonl"
+        assert data.read_bytes() == (RECIPES / "rot13" / "chats.jsonl").read_bytes()
 
 
 def test_data_of_the_user_stay(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +70,9 @@ def test_data_of_the_user_stay(here: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_other_devices_are_a_scale_of_their_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init("laptop", Options("sft_lora", "cuda", 64, "hsdp")) == 0
-    assert "wrote conf/scale/laptop_devices.yaml  its devices and its model\n" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "wrote conf/scale/laptop_devices.yaml  its devices and its model\n" in output
+    assert "\nIt needs 64 cuda devices, but this machine has no accelerator: launch it on a machine" in output
     assert (here / "conf" / "scale" / "laptop_devices.yaml").read_text() == (
         "# @package _global_\n"
         "# The tiny model of the scale `laptop` on other devices. With `node8` in its place it is Qwen3-8B.\n"
@@ -84,9 +80,8 @@ def test_other_devices_are_a_scale_of_their_own(here: Path, capsys: pytest.Captu
         "groups:\n  train: {ranks: 64, device_type: cuda}\nvars: {samples: 64}\n"
     )
     assert "make" not in (here / "laptop.yaml").read_text()
-    validated("laptop.yaml")
-    plan = plan_of("laptop.yaml", []).plan
-    assert (plan.group("train").device_type, plan.group("train").workers) == ("cuda", 64)
+    train = validated("laptop.yaml").plan.group("train")
+    assert (train.device_type, train.workers) == ("cuda", 64)
     assert plan_of("laptop.yaml", ["scale=laptop"]).plan.group("train").workers == 2
 
 
@@ -97,45 +92,32 @@ def test_missing_libraries_are_reported_in_one_line(
     assert init("first", Options("sft")) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"It needs `peft` and `datasets`, not installed here: {install_command('hf')}"
-    assert names(here) == {"first.yaml", "rot13/chats.jsonl"}
 
 
-def test_a_machine_that_lacks_the_devices_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("r", Options(device="GPU", ranks=4)) == 0
-    assert (
-        "It needs 4 cuda devices, but this machine has no accelerator: launch it on a machine that has them.\n"
-        in capsys.readouterr().out
-    )
-
-
-def test_what_is_usual_is_what_the_machine_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "machine", lambda: ("cuda", 6))
-    assert init("r", Options(yes=True)) == 0
-    group = plan_of("r.yaml", []).plan.group("train")
-    assert (group.device_type, group.workers) == ("cuda", 6)
-
-
-def test_machine_counts_what_the_environment_leaves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_devices_are_those_that_the_environment_leaves(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", tmp_path)
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("meshctl.engines.checks.device_files.ROOT", here)
     monkeypatch.setattr("meshctl.recipe.load.detected", lambda: "cuda")
-    (tmp_path / "dev").mkdir()
-    for number in range(4):
-        (tmp_path / "dev" / f"nvidia{number}").touch()
+    (here / "dev").mkdir()
+    for number in range(6):
+        (here / "dev" / f"nvidia{number}").touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert command.machine() == ("cuda", 4)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert command.machine() == ("cuda", 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert command.machine() == ("cpu", 0)
+    assert init("r", Options(yes=True)) == 0
+    train = plan_of("r.yaml", []).plan.group("train")
+    assert (train.device_type, train.workers) == ("cuda", 6)
+    for value, found in (("2,3", ("cuda", 2)), ("", ("cpu", 0))):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert command.machine() == found
 
 
-def test_ones_own_script_is_named_and_not_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ones_own_script_is_named_and_not_written(here: Path) -> None:
     (here / "my train.py").write_text("print('mine')\n")
     assert init("jobs/mine", Options(script="my train.py", ranks=3)) == 0
-    assert names(here) == {"my train.py", "jobs/mine.yaml", "jobs/recipe.schema.json"}
-    validated("jobs/mine.yaml")
-    program = plan_of("jobs/mine.yaml", []).plan.group("train").program
+    assert names(here) == {"my train.py", "jobs/mine.yaml"}
+    program = validated("jobs/mine.yaml").plan.group("train").program
     assert program is not None and program.argv == ("../my train.py",)
 
 
@@ -143,43 +125,28 @@ def test_ones_own_script_is_named_and_not_written(here: Path, capsys: pytest.Cap
 def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / there).write_text("mine")
     assert init("first", Options("train")) == 2
-    output, wrong = capsys.readouterr()
-    assert (output, wrong) == (
-        "",
-        f"error: `{there}` already exists: choose another NAME, or use `--force` to overwrite it\n",
-    )
+    error = f"`{there}` already exists: choose another NAME, or use `--force` to overwrite it"
+    assert capsys.readouterr() == ("", f"error: {error}\n")
     assert names(here) == {there} and (here / there).read_text() == "mine"
-    assert init("first", Options("train", force=True)) == 0
-    assert "mine" not in (here / there).read_text()
-
-
-def test_a_folder_in_the_way_is_not_forced(here: Path) -> None:
-    (here / "first.yaml").mkdir()
-    assert init("first", Options("train", force=True)) == 2
-    assert names(here) == set()
-
-
-def test_somebody_elses_schema_stays(here: Path) -> None:
-    (here / "recipe.schema.json").write_text("[]")
-    assert init("first", Options()) == 0
-    assert (here / "recipe.schema.json").read_text() == "[]"
-    (here / "recipe.schema.json").write_text('{"title": "meshctl recipe"}')
-    assert init("second", Options()) == 0
-    assert "properties" in (here / "recipe.schema.json").read_text()
+    assert init("first", Options("train", force=True)) == 0 and "mine" not in (here / there).read_text()
+    (here / there).unlink()
+    (here / there).mkdir()
+    assert init("first", Options("train", force=True)) == 2, "a folder in the way is not forced"
 
 
 def test_one_schema_serves_all_recipes_of_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = here / "recipe.schema.json"
     assert init("first", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
     assert init("日本", Options()) == 0
-    assert capsys.readouterr().out.startswith(
-        "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, to edit\n\n"
-    )
-    (here / "recipe.schema.json").write_text(json.dumps({"title": schema()["title"]}))
-    assert init("second", Options()) == 0 and "wrote recipe.schema.json " in capsys.readouterr().out
-    assert json.loads((here / "recipe.schema.json").read_text()) == schema()
+    first = "wrote 日本.yaml  2 workers: train\nwrote job___.py  its classes, to edit\n\n"
+    assert capsys.readouterr().out.startswith(first)
+    file.write_text(json.dumps({"title": schema()["title"]}))  # of another version
+    assert init("second", Options()) == 0 and json.loads(file.read_text()) == schema()
+    file.write_text("[]")  # somebody else's
+    assert init("third", Options()) == 0 and file.read_text() == "[]"
 
 
-def test_both_files_or_none(
+def test_all_files_are_written_or_none(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(path: Path, text: str) -> None:
@@ -187,15 +154,101 @@ def test_both_files_or_none(
             raise OSError(28, "No space left on device", str(path))
         path.write_text(text)
 
+    (here / "file").touch()
+    for name, why in (
+        ("file/first", "`file` cannot be written to: not a directory"),
+        (f"{'x' * 300}/first", f"`{'x' * 300}` cannot be written to: file name too long"),
+    ):
+        assert init(name, Options()) == 2 and capsys.readouterr().err == f"error: {why}\n"
     monkeypatch.setattr(command, "write_whole", full)
     assert init("first", Options("train")) == 2
     assert capsys.readouterr().err == "error: `.` cannot be written to: no space left on device\n"
+    assert names(here) == {"file"}
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "module"),
+    [
+        ("first.yaml", "first.yaml", "first"),
+        ("grpo.v2", "grpo.v2.yaml", "grpo_v2"),
+        ("7b", "7b.yaml", "job_7b"),
+        ("torch", "torch.yaml", "torch_job"),
+        ("meshctl", "meshctl.yaml", "meshctl_job"),
+        ("random", "random.yaml", "random_job"),
+        ("class", "class.yaml", "class_job"),
+        ("größe", "größe.yaml", "gr__e"),
+        ("no", "no.yaml", "no"),
+        ("1e3", "1e3.yaml", "job_1e3"),
+        ("it's here/x", "it's here/x.yaml", "x"),
+        ("x/", "x/train.yaml", "train"),
+        ("there", "there/train.yaml", "train"),
+        (".", "train.yaml", "train"),
+        ("./package.yaml", "package.yaml", "package_job"),
+    ],
+)
+def test_names(name: str, recipe: str, module: str, here: Path) -> None:
+    """A package of the same name would hide the classes."""
+    (here / "there").mkdir()
+    (here / "package").mkdir()
+    (here / "package" / "__init__.py").touch()
+    assert init(name, Options("train")) == 0
+    written = {recipe, str(Path(recipe).with_name(f"{module}.py"))}
+    assert names(here) == {*written, "package/__init__.py"}
+    plan = validated(recipe).plan
+    assert plan.name == Path(recipe).stem and plan.component("trainer").target == f"{module}.Trainer"
+
+
+@pytest.mark.parametrize(
+    "name", ["a b", "-x", "a\nb", "a=b", "~x", "x" * 300, "a\0b", "\x1b[31m", "..yaml", "*", "@"]
+)
+def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init(name, Options()) == 2
+    output, wrong = capsys.readouterr()
+    assert output == "" and wrong.startswith("error: ") and wrong.count("\n") == 1 and "\x1b" not in wrong
     assert names(here) == set()
 
 
-def test_a_folder_that_cannot_be_written_to(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "file").touch()
-    assert init("file/first", Options()) == 2
-    assert capsys.readouterr().err == "error: `file` cannot be written to: not a directory\n"
-    assert init(f"{'x' * 300}/first", Options()) == 2
-    assert capsys.readouterr().err.endswith("` cannot be written to: file name too long\n")
+def test_a_name_is_proposed() -> None:
+    with pytest.raises(WrongChoice, match=r"is not a valid name of a run: .*, like `my-run-1`"):
+        stem_of("my run, 1!")
+    assert module_of("a.b", ["a_b"]) == "a_b_job"
+
+
+ODD_TEXTS = ("no", "On", "1", "1e3", "a b", 'a"b', "a\\b", "a\tb", "null", "~", "", "a: b", "#a", ".inf", "é")
+
+
+@pytest.mark.parametrize("text", [*ODD_TEXTS, "12:30", "-", "0x1f", "./-x"])
+def test_text_stays_text_in_yaml(text: str) -> None:
+    assert yaml.safe_load(f"[{quoted(text)}]") == [text]
+
+
+KINDS = "`train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf`, `grpo_vllm`, `ppo` and `distill_on_policy`"
+WRONG = {
+    Options("grop"): f"kind `grop` does not exist; available: {KINDS}",
+    Options("sft", ranks=101): "sft has held-out data for at most 100 ranks",
+    Options(device="tpu"): "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`",
+    Options(ranks=0): "the number of ranks must be from 1 to 100,000, not 0",
+    Options(layout="tp"): "layout `tp` does not exist; available: `fsdp`, `dp` and `hsdp`",
+    Options("grpo", ranks=1): "grpo has the groups `rollout` and `train`: on cpu it needs at least 2 ranks",
+    Options("distill_on_policy", ranks=2): (
+        "distill_on_policy has the groups `rollout`, `teacher` and `train`: on cpu it needs at least 3 ranks"
+    ),
+    Options(
+        "grpo", ranks=2, layout="fsdp"
+    ): "fsdp does not fit the 1 rank of `train` on cpu; available: `dp`",
+    Options("train", ranks=3, layout="hsdp"): (
+        "hsdp does not fit the 3 ranks of `train` on cpu; available: `fsdp` and `dp`"
+    ),
+    Options(device="mps", ranks=2): "a machine has one mps device, not 2",
+    Options("script", layout="dp"): "a script has a layout of its own: do not give one",
+    Options("train", script="x.py"): "a script is only for the kind `script`, not train",
+    Options(script="none.py"): "script `none.py` does not exist",
+    Options(script="a\0b"): "script `a?b` does not exist",
+}
+
+
+@pytest.mark.parametrize("asked", WRONG, ids=str)
+def test_choices_that_make_no_recipe(asked: Options, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert init("first", asked) == 2
+    assert capsys.readouterr() == ("", f"error: {WRONG[asked]}\n")
+    assert names(here) == set()
