@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import tomllib
-from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 
 from tests.paths import ROOT
+from tests.sources import modules
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -35,17 +31,14 @@ LONG = {
 """Longer functions, each with the reason."""
 
 
-def promised() -> list[str]:
-    extras = [
-        requirement for extra in PROJECT["project"]["optional-dependencies"].values() for requirement in extra
+def test_every_requirement_is_pinned_within_its_range() -> None:
+    project = PROJECT["project"]
+    texts = [*PROJECT["build-system"]["requires"], *project["dependencies"]]
+    texts += [text for extra in project["optional-dependencies"].values() for text in extra]
+    promised = [Requirement(text) for text in texts]
+    assert promised and not [
+        str(one) for one in promised if not one.specifier.contains(PINS[one.name.lower()])
     ]
-    return [*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"], *extras]
-
-
-@pytest.mark.parametrize("text", promised())
-def test_every_requirement_is_pinned_within_its_range(text: str) -> None:
-    requirement = Requirement(text)
-    assert requirement.specifier.contains(PINS[requirement.name.lower()])
 
 
 def test_ci_runs_make_test_and_nothing_else() -> None:
@@ -66,25 +59,12 @@ def test_the_workflow_runs_each_version_of_python_that_the_package_names() -> No
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + versions[0].replace(".", "")
 
 
-@cache
-def trees() -> dict[Path, ast.Module]:
-    """Returns the syntax tree of each module of the package."""
-    return {
-        path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "meshctl").rglob("*.py"))
-    }
-
-
-def body_lines(function: ast.FunctionDef) -> int:
-    first = function.body[1 if ast.get_docstring(function) and len(function.body) > 1 else 0]
-    return (function.end_lineno or first.lineno) - first.lineno + 1
-
-
 def test_functions_are_short() -> None:
     long = {
-        f"{path.relative_to(ROOT)}: {node.name}"
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and body_lines(node) > MAX_BODY_LINES
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, module in modules().items()
+        for name, lines in module.functions.items()
+        if lines > MAX_BODY_LINES
     }
     assert long == set(LONG)
 
@@ -105,20 +85,10 @@ INTERROGATIVES = (
 """Words with which no docstring begins: a docstring names its subject, or what a call does."""
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yields the docstrings of a module, its classes and functions, and of fields and constants, with their lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            for statement in node.body:
-                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                    yield statement.lineno, str(statement.value.value)
-
-
 def test_docstrings_begin_with_their_subject() -> None:
-    wrong = [
+    assert not [
         f"{path.relative_to(ROOT)}:{line}: {text[:60]}"
-        for path, tree in trees().items()
-        for line, text in docstrings(tree)
+        for path, module in modules().items()
+        for line, text in module.docstrings
         if text.startswith(tuple(f"{word} " for word in INTERROGATIVES))
     ]
-    assert not wrong

@@ -3,17 +3,13 @@ library lives."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.paths import PACKAGE, ROOT
+from tests.sources import Import, modules
 
 LAYERS = {"topology": 0, "network": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
@@ -57,55 +53,17 @@ INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets
 if it need not be there."""
 
 
-@dataclass(frozen=True)
-class Import:
-    path: Path
-    line: int
-    name: str
-    """The dotted module, or module and attribute."""
-    deferred: bool
-    """Inside a function."""
-
-    @property
-    def home(self) -> str:
-        """The folder, or for the ground the file; `python -m meshctl` is a door of the command line."""
-        part = self.path.relative_to(PACKAGE).parts
-        return part[0] if len(part) > 1 else "cli" if self.path.stem == "__main__" else self.path.stem
-
-    def __str__(self) -> str:
-        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.name}"
-
-
-def imports_of(path: Path) -> Iterator[Import]:
-    yield from _walk(path, ast.parse(path.read_text(encoding="utf-8")), deferred=False)
-
-
-def _walk(path: Path, node: ast.AST, deferred: bool) -> Iterator[Import]:
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        return
-    if isinstance(node, ast.Import):
-        yield from (Import(path, node.lineno, alias.name, deferred) for alias in node.names)
-    if isinstance(node, ast.ImportFrom):
-        assert node.level == 0, f"{path}:{node.lineno}: imports are absolute here"
-        yield from (
-            Import(path, node.lineno, f"{node.module}.{alias.name}", deferred) for alias in node.names
-        )
-    for child in ast.iter_child_nodes(node):
-        yield from _walk(path, child, deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
-@cache
-def all_imports() -> list[Import]:
-    return [found for path in sorted(PACKAGE.rglob("*.py")) for found in imports_of(path)]
+def imports() -> list[Import]:
+    return [found for module in modules().values() for found in module.imports]
 
 
 def our_imports() -> list[Import]:
-    return [found for found in all_imports() if found.name.split(".")[0] == "meshctl"]
+    return [found for found in imports() if found.library == "meshctl"]
 
 
 def their_imports() -> list[Import]:
     known = (*sys.stdlib_module_names, "meshctl")
-    return [found for found in all_imports() if found.name.split(".")[0] not in known]
+    return [found for found in imports() if found.library not in known]
 
 
 def folder(name: str) -> str:
@@ -122,14 +80,10 @@ def allowed(importer: str, imported: str) -> bool:
     return (importer, imported) not in NEVER and LAYERS.get(imported, 0) < LAYERS.get(importer, 0)
 
 
-def test_there_is_something_to_look_at() -> None:
-    assert len(our_imports()) > 20 and len(their_imports()) > 5
-
-
 def test_every_folder_has_a_layer() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(
-        LAYERS
-    )
+    assert len(our_imports()) > 20 and len(their_imports()) > 5
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == set(LAYERS)
 
 
 def test_imports_point_down() -> None:
@@ -143,31 +97,10 @@ def test_imports_point_down() -> None:
 
 def test_each_library_has_one_home() -> None:
     def at_home(found: Import) -> bool:
-        library = found.name.split(".")[0]
-        return found.home in HOMES.get(library, ()) or (
-            found.deferred and (found.home, library) in INSIDE_FUNCTIONS
-        )
+        on_use = found.deferred and (found.home, found.library) in INSIDE_FUNCTIONS
+        return on_use or found.home in HOMES.get(found.library, ())
 
     assert not [str(found) for found in their_imports() if not at_home(found)]
-
-
-def test_no_circles_between_modules() -> None:
-    modules = {
-        path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in PACKAGE.rglob("*.py")
-    }
-    names = set(modules.values())
-    edges: dict[str, set[str]] = {name: set() for name in names}
-    for found in our_imports():
-        target = next((name for name in (found.name, found.name.rpartition(".")[0]) if name in names), None)
-        if target and target != modules[found.path]:
-            edges[modules[found.path]].add(target)
-    while leaves := [name for name, targets in edges.items() if not targets]:
-        for leaf in leaves:
-            del edges[leaf]
-        for targets in edges.values():
-            targets.difference_update(leaves)
-    assert not edges
 
 
 HEAVY = ("torch", "hydra", "omegaconf", "yaml", "rich", "typer", "numpy")
@@ -182,30 +115,20 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
-@pytest.mark.parametrize(
-    "code", ["import meshctl", "from meshctl import DeviceMesh; DeviceMesh.from_sizes(tp_size=2).at(1)['tp']"]
-)
-def test_the_ground_loads_nothing_heavy(code: str) -> None:
-    assert loaded_by(code) == set()
+def loaded_by_command(*words: str) -> set[str]:
+    words = ("meshctl", *words)
+    return loaded_by(f"from meshctl.cli.app import main; sys.argv = {[*words]}; sys.exit(main())")
 
 
-READING = ["validate", "launch --dry-run", "config", "config --origins"]
-READING += ["show-topology", "show-topology --format json", "show-topology --format html"]
+def test_the_ground_loads_nothing_heavy() -> None:
+    assert not loaded_by("from meshctl import DeviceMesh; DeviceMesh.from_sizes(tp_size=2).at(1)['tp']")
 
 
 @pytest.mark.parametrize(
-    "command", [[*command.split(), "recipes/grpo_arithmetic.yaml"] for command in READING]
+    "command",
+    ["validate", "launch --dry-run", "config --origins", "show-topology", "show-topology --format html"],
 )
-def test_reading_commands_never_load_torch(command: list[str]) -> None:
-    assert "torch" not in loaded_by(
-        f"from meshctl.cli.app import main; sys.argv = {['meshctl', *command]}; sys.exit(main())"
-    )
-
-
-def test_pictures_are_drawn_without_rich() -> None:
-    command = ["meshctl", "show-topology", "recipes/grpo_arithmetic.yaml"]
-    assert not loaded_by(f"from meshctl.cli.app import main; sys.argv = {command}; sys.exit(main())") & {
-        "rich",
-        "numpy",
-        "torch",
-    }
+def test_reading_commands_never_load_torch(command: str) -> None:
+    """A picture as text is drawn without rich, too."""
+    never = {"torch", "rich", "numpy"} if command == "show-topology" else {"torch"}
+    assert not never & loaded_by_command(*command.split(), "recipes/grpo_arithmetic.yaml")

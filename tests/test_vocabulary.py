@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
 from tests.paths import PACKAGE, ROOT
+from tests.sources import modules
 
 
 def test_the_glossary_defines_each_noun_once() -> None:
@@ -27,23 +25,18 @@ TRANSLATED = re.compile(
     r"|\bis no (?!longer|more|better)\w|\b(says|wants|lends)\b|\bis told\b|\bbelongs into\b|\bis there already\b"
 )
 """Phrases that have a plainer form: "does not exist", "is not a", "needs", "goes under", "already exists"."""
-REPORTS = [*sorted((PACKAGE / "recipe").rglob("*.py")), *sorted((PACKAGE / "topology").rglob("*.py"))]
-REPORTS += sorted((PACKAGE / "cli").rglob("*.py"))
-
-
-def texts_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (line, text) of each string that is not a docstring."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            yield node.lineno, node.value
+REPORTS = ("recipe", "topology", "cli")
+"""The rooms with messages for users."""
 
 
 def test_messages_have_no_translated_phrases() -> None:
-    assert [
-        (path, line, text) for path in REPORTS for line, text in texts_of(path) if TRANSLATED.search(text)
-    ] == []
+    assert not [
+        (path, line, text)
+        for path, module in modules().items()
+        if path.relative_to(PACKAGE).parts[0] in REPORTS
+        for line, text in module.texts
+        if TRANSLATED.search(text)
+    ]
 
 
 def test_pages_have_no_translated_phrases() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.launcher import Launcher
 from meshctl.view.live.state_file import folded_state, saved_state
-from tests.cli.commands import MAIN, meshctl
-from tests.cli.small_launch import PARTS, PATIENT, RECIPE, run_of, steps
+from tests.cli.commands import meshctl
+from tests.cli.small_launch import PATIENT, run_of, steps
+from tests.command_server import Started
 from tests.hang import HANG_S
 from tests.view.live.folds import comparable
 
@@ -26,14 +26,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def background(tmp_path: Path) -> Iterator[Path]:
+def background(folder: Path) -> Iterator[Path]:
     """A folder with a recipe, and the launchers in it, which are killed at the end of a test that failed."""
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    yield tmp_path
-    for run in tmp_path.glob("runs/*/*"):
-        launcher = launcher_of(run)
-        launcher.send(signal.SIGKILL)
+    yield folder
+    for run in folder.glob("runs/*/*"):
+        launcher_of(run).send(signal.SIGKILL)
 
 
 def launcher_of(run: Path) -> Launcher:
@@ -66,14 +63,8 @@ def test_a_run_in_the_background(background: Path) -> None:
     launcher = launcher_of(run)
     assert os.getsid(launcher.pid) == launcher.pid and launcher.ignores(signal.SIGHUP)
     assert not launcher.ignores(signal.SIGINT)
-    watching = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "watch"],
-        cwd=background,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert watching.stdout and watching.stdout.readline() == f"small: 2 groups, 3 workers, in {run}\n"
+    watching = Started(background, "watch")
+    watching.until(f"^small: 2 groups, 3 workers, in {re.escape(str(run))}$")
     saved = meshctl(background, "stop", "--checkpoint")
     assert saved.returncode == 0 and f"{name}: checkpoint of step " in saved.stdout, saved.stderr
     (row,) = json.loads(meshctl(background, "runs", "-f", "json").stdout)["runs"]
@@ -81,9 +72,8 @@ def test_a_run_in_the_background(background: Path) -> None:
     ended = meshctl(background, "stop", "small", "-f", "json")
     assert ended.returncode == 0 and json.loads(ended.stdout)["state"] == "interrupted"
     assert launcher.is_alive() is False
-    out, _ = watching.communicate()
-    assert watching.returncode == 130
-    assert "\nsmall: interrupted (SIGINT)" in out
+    code, out = watching.end()
+    assert code == 130 and "\nsmall: interrupted (SIGINT)" in out
     again = meshctl(background, "stop")
     assert again.returncode == 0 and again.stdout.startswith(f"{name} was not running: small: interrupted")
     last = steps(run)[-1]
@@ -95,13 +85,8 @@ def test_a_run_in_the_background(background: Path) -> None:
     status = json.loads(meshctl(background, "status", "-f", "json").stdout)
     assert (status["state"], status["step"], status["attempt"]) == ("done", last + 2, 1)
     assert status["metrics"]["sum.seen"] == {"first": 2.0, "last": 2.0 * (last + 2)}
-    assert_the_folds_are_equal(RunDir(run))
-
-
-def assert_the_folds_are_equal(run: RunDir) -> None:
-    """Asserts that the state which the launchers have kept is the one that the events give afterwards."""
-    plan = Plan.read(run.plan)
-    assert comparable(saved_state(plan, run)[0]) == comparable(folded_state(plan, run))
+    plan, kept = Plan.read(run / "plan.json"), RunDir(run)
+    assert comparable(saved_state(plan, kept)[0]) == comparable(folded_state(plan, kept))
 
 
 def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
@@ -111,10 +96,8 @@ def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
     (row,) = json.loads(meshctl(background, "runs", "-f", "json").stdout)["runs"]
     assert row["state"] == "lost"
     watched = meshctl(background, "watch")
-    assert (
-        watched.returncode == 5
-        and watched.stderr == "error: the launcher of the run is gone: it was killed\n"
-    )
+    gone = "error: the launcher of the run is gone: it was killed\n"
+    assert (watched.returncode, watched.stderr) == (5, gone)
     assert "ended without a report of its launcher" in watched.stdout
     refused = meshctl(background, "stop", "--checkpoint")
     assert refused.returncode == 4 and "is not running" in refused.stderr

@@ -32,15 +32,8 @@ class Actor(Component):
         mood = self.mood if self.rank == 1 and self.step == 3 else ""
         dp = self.collective("dp")
         total = dp.all_reduce(batch["x"].sum())
-        if mood != "middle":
-            dp.all_reduce(torch.ones(4))  # MIDDLE
-        dp.all_reduce(torch.ones(4, dtype=torch.float32))
         dp.all_reduce(torch.ones(4), "max" if mood == "op" else "sum")
         dp.broadcast(torch.ones(4))
-        dp.all_reduce(torch.ones(2, 3))
-        if self.mood == "uneven":
-            for _ in range(self.rank // 2):  # the dp rank
-                self.collective("tp").all_reduce(torch.ones(3))
         if mood != "last":
             dp.all_gather(torch.ones(3))  # LAST
         return {"sum": float(total)}
@@ -61,7 +54,7 @@ class Sharded(Actor):
             dist.recv(torch.ones(1), 0, group=self.torch_mesh["fsdp"].get_group())
         if self.mood != "forward" or self.rank == 0 or self.step < 3:
             with torch.no_grad():
-                self.model(torch.ones(2, 4))  # FORWARD
+                self.model(torch.ones(2, 4))
         return {"sum": 1.0}
 
 class Stream(Component):
@@ -139,12 +132,14 @@ def rows(folder: Path) -> list[Mapping[str, float]]:
 
 
 DEVIATIONS = {
-    "middle": ([], ["`dp` of `actor` (ranks 0, 1)", "parts.py:"]),
-    "last": ([], ["rank 0 called 7, rank 1 called 6", f"parts.py:{line_of('LAST')}"]),
+    "last": (
+        [],
+        ["`dp` of `actor` (ranks 0, 1)", "rank 0 called 4, rank 1 called 3", f"parts.py:{line_of('LAST')}"],
+    ),
     "op": (
         ["run.checks=all"],
         [
-            "call number 4 differs: rank 0 called `all_reduce sum float32 [4]` at parts.py:",
+            "call number 2 differs: rank 0 called `all_reduce sum float32 [4]` at parts.py:",
             "rank 1 called `all_reduce max float32 [4]` at parts.py:",
         ],
     ),
@@ -166,21 +161,9 @@ def test_a_rank_that_calls_something_else_is_named(mood: str, folder: Path) -> N
     assert all(part in error for part in parts), error
 
 
-RIGHT = {
-    "uneven": ["groups.train.ranks=4", "components.actor.parallel.tp_size=2"],
-    "p2p": [
-        *SHARDED,
-        "groups.train.ranks=3",
-        "components.actor.parallel={fsdp_size: 3}",
-        "pipeline.batch.samples=12",
-    ],
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("mood", RIGHT)
-def test_groups_of_different_numbers_and_sends_and_receives_are_right(mood: str, folder: Path) -> None:
-    done = meshctl(folder, "launch", "recipe.yaml", f"components.actor.args.mood={mood}", *RIGHT[mood])
+def test_sends_and_receives_of_torch_are_not_counted(folder: Path) -> None:
+    done = meshctl(folder, "launch", "recipe.yaml", "components.actor.args.mood=p2p", *SHARDED)
     assert done.returncode == 0, done.stderr
     assert len(rows(folder)) == 5
 

@@ -252,3 +252,79 @@ def test_the_command_accepts_all_of_it_on_an_output_that_knows_few_letters(here:
     assert code == 0 and output.startswith("two-nodes") and wrong.startswith("wrote /dev/stdout: text")
     code, output, wrong = called(PYTHONIOENCODING="ascii")
     assert (code, wrong) == (0, "") and "rollout" in output and "?" not in output
+
+
+# What would remain of a run
+
+LOST = """
+name: lost
+cluster: {nodes: 2, devices_per_node: 8}
+groups:
+  data: {ranks: 1, device_type: cpu, nodes: 0}
+  train: {ranks: 16, device_type: cuda}
+components:
+  prompts: {_target_: parts.Prompts, group: data}
+  actor: {_target_: parts.Actor, group: train, parallel: {fsdp_size: auto, tp_size: 4}}
+pipeline:
+  batch: {call: prompts.next, samples: 64}
+  metrics: {call: actor.update, in: batch}
+run: {steps: 200, checkpoint: {every: 50}, restarts: 3, elastic: {train: {min_ranks: 8}}}
+"""
+LOST_PARTS = """
+from meshctl import Batch, Component, endpoint
+
+class Prompts(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch: ...
+
+class Actor(Component):
+    @endpoint
+    def update(self, batch: Batch) -> dict[str, float]: ...
+"""
+
+
+def shows_lost(
+    here: Path, capsys: pytest.CaptureFixture[str], *lost: str, **options: Any
+) -> tuple[int, str, str]:
+    (here / "lost.yaml").write_text(LOST)
+    (here / "parts.py").write_text(LOST_PARTS)
+    code = show("lost.yaml", [], Options(lost=lost, **options))
+    return code, *capsys.readouterr()
+
+
+def test_the_picture_is_that_of_the_plan_that_remains(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, picture, costs = shows_lost(here, capsys, "train:3", format="json")
+    assert code == 0 and [group["workers"] for group in json.loads(picture)["groups"]] == [1, 12]
+    ranks = "groups.train.ranks=[0,1,2,4,8,9,10,11,12,13,14,15]"
+    assert costs.splitlines() == [
+        "lost: cuda device 3",
+        "goes on with 12 of 16 workers of train",
+        f"overrides: {ranks} components.actor.parallel.fsdp_size=3 ~run.elastic",
+    ]
+    code, picture, costs = shows_lost(here, capsys, "node:1")
+    assert code == 0 and "8 of 16 workers of train" in costs and "train" in picture
+
+
+NO_LOSS = "must be GROUP:RANK, such as `data:0`, or `node:0`"
+
+
+@pytest.mark.parametrize(
+    ("lost", "code", "why"),
+    [
+        ("node:0", 1, "without `node:0` the run ends: `data` is not in `run.elastic`"),
+        (
+            "node:1 train:0",
+            1,
+            "without `node:1` and `train:0` the run ends: `train` has 7 ranks left, and no layout",
+        ),
+        ("node:2", 2, "--lost node:2: the plan has 2 nodes, from 0"),
+        ("train:16", 2, "--lost train:16: `train` has 16 workers, from 0"),
+        ("tain:1", 2, f"--lost {NO_LOSS}: tain:1"),
+        ("train", 2, f"--lost {NO_LOSS}: train"),
+    ],
+)
+def test_a_loss_that_ends_the_run_or_is_none(
+    lost: str, code: int, why: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, picture, wrong = shows_lost(here, capsys, *lost.split())
+    assert (done, picture) == (code, "") and why in wrong

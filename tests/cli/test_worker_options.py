@@ -9,23 +9,13 @@ import pytest
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import run_of
+from tests.cli.small_launch import PARTS, RECIPE, run_of
 from tests.cli.terminal import Terminal
 from tests.log_text import output_of
 
-PARTS = """
-import torch
-from meshctl import Batch, Component, endpoint
+SAYING = """
 
-class Maker(Component):
-    @endpoint
-    def next(self, samples: range) -> Batch:
-        return Batch({"x": torch.ones(len(samples), 2)})
-
-class Trainer(Component):
-    def __init__(self, mood: str = "") -> None:
-        self.mood = mood
-
+class Saying(Trainer):
     def setup(self) -> None:
         print("the model of rank", self.rank)
 
@@ -42,7 +32,8 @@ STOPS = "components.trainer.args.mood=stops"
 
 @pytest.fixture
 def here(folder: Path) -> Path:
-    (folder / "parts.py").write_text(PARTS)
+    (folder / "parts.py").write_text(PARTS + SAYING)
+    (folder / "recipe.yaml").write_text(RECIPE.replace("parts.Trainer", "parts.Saying"))
     return folder
 
 

@@ -43,71 +43,38 @@ def answered(calls: Mapping[str, Call], state: Path) -> dict[str, Done]:
 
 
 COMMANDS = (
-    "init",
-    "validate",
-    "config",
-    "show-topology",
-    "launch",
-    "runs",
-    "status",
-    "report",
-    "watch",
-    "logs",
-    "stop",
-    "restart",
-    "doctor",
-    "explain",
-    "schema",
-    "completion",
-    "agent",
-    "head",
+    "init validate config show-topology launch runs status report watch logs stop restart doctor explain schema "
+    "completion agent head"
 )
 """The commands whose help is read. A new command is found in `meshctl --help`."""
-
-JSON_COMMANDS: dict[str, tuple[str, ...]] = {
-    "config": ("config", "run.yaml", "--format", "json"),
-    "config --origins": ("config", "keys.yaml", "vars.length=1024", "--origins", "--format", "json"),
-    "doctor": ("doctor", "run.yaml", "--format", "json"),
-    "runs": ("runs", str(DATA / "runs"), "--format", "json"),
-    "status": ("status", str(sorted((DATA / "runs").glob("*/"))[0]), "--format", "json"),
-    "watch": ("watch", str(sorted((DATA / "runs").glob("*/"))[0]), "--format", "json"),
-    "show-topology": ("show-topology", "keys.yaml", "--format", "json"),
-    "show-topology --component": ("show-topology", "keys.yaml", "--component", "sampler", "--format", "json"),
-    "show-topology --diff": (
-        "show-topology",
-        "keys.yaml",
-        "--diff",
-        "groups.judge.ranks=4",
-        "--format",
-        "json",
-    ),
-    "show-topology --dim": ("show-topology", "keys.yaml", "--dim", "dp", "--format", "json"),
-    "show-topology --node": ("show-topology", "keys.yaml", "--node", "0", "--format", "json"),
-    "show-topology --rank": ("show-topology", "keys.yaml", "--rank", "rollout:0", "--format", "json"),
-    "validate": ("validate", "keys.yaml", "wrong.yaml", "--format", "json"),
-    "validate --fix": ("validate", "fixable.yaml", "--fix", "--format", "json"),
-    "validate sarif": ("validate", "keys.yaml", "wrong.yaml", "--format", "sarif"),
+RUN = sorted((DATA / "runs").glob("*/"))[0]
+JSON_COMMANDS = {
+    "config": "config run.yaml",
+    "config --origins": "config keys.yaml vars.length=1024 --origins",
+    "doctor": "doctor run.yaml",
+    "runs": f"runs {DATA / 'runs'}",
+    "status": f"status {RUN}",
+    "watch": f"watch {RUN}",
+    "show-topology": "show-topology keys.yaml",
+    "show-topology --component": "show-topology keys.yaml --component sampler",
+    "show-topology --diff": "show-topology keys.yaml --diff groups.judge.ranks=4",
+    "show-topology --dim": "show-topology keys.yaml --dim dp",
+    "show-topology --node": "show-topology keys.yaml --node 0",
+    "show-topology --rank": "show-topology keys.yaml --rank rollout:0",
+    "validate": "validate keys.yaml wrong.yaml",
+    "validate --fix": "validate fixable.yaml --fix",
+    "validate sarif": "validate keys.yaml wrong.yaml --format sarif",
 }
-CHOICES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "completion SHELL": (("completion",), ("bash", "fish", "zsh")),
-    "config --format": (("config", "run.yaml", "--format"), ("json", "text")),
-    "init --kind": (
-        ("init", "made", "--device", "cpu", "--yes", "--force", "--kind"),
-        ("distill", "dpo", "grpo", "reward_model", "sft", "sft_lora", "train"),
-    ),
-    "init --layout": (
-        ("init", "made", "--device", "cpu", "--yes", "--force", "--layout"),
-        ("dp", "fsdp", "hsdp"),
-    ),
-    "show-topology --format": (
-        ("show-topology", "run.yaml", "--format"),
-        ("html", "json", "mermaid", "svg", "text"),
-    ),
-    "validate --color": (("validate", "run.yaml", "--color"), ("always", "auto", "never")),
-    "validate --format": (
-        ("validate", "run.yaml", "--format"),
-        ("concise", "github", "json", "sarif", "text"),
-    ),
+"""Commands that print JSON. Where no format is named it is `json`."""
+INIT = "init made --device cpu --yes --force"
+CHOICES = {
+    "completion SHELL": ("completion", "bash fish zsh"),
+    "config --format": ("config run.yaml --format", "json text"),
+    "init --kind": (f"{INIT} --kind", "distill dpo grpo reward_model sft sft_lora train"),
+    "init --layout": (f"{INIT} --layout", "dp fsdp hsdp"),
+    "show-topology --format": ("show-topology run.yaml --format", "html json mermaid svg text"),
+    "validate --color": ("validate run.yaml --color", "always auto never"),
+    "validate --format": ("validate run.yaml --format", "concise github json sarif text"),
 }
 """Options with a fixed set of words: the command before the word, and the words that are tried."""
 
@@ -132,6 +99,19 @@ json.dumps = broken
 """A bug in meshctl, made from outside: a library function raises what no command expects."""
 
 
+PLAIN = {
+    "done": "validate run.yaml",
+    "errors": "validate wrong.yaml",
+    "explain": "explain",
+    "help": "--help",
+    "refused": "launch run.yaml groups.rollout.device_type=npu --dry-run",
+    "schema": "schema",
+    "unreadable": "validate absent.yaml",
+    "usage": "validate run.yaml --no-such-option",
+    "version": "--version",
+}
+
+
 def prepared(folder: Path) -> Path:
     """Returns a folder with the recipes of the contract and their modules."""
     shutil.copytree(
@@ -149,31 +129,22 @@ def answers_of(folder: Path) -> dict[str, Done]:
     write_files(mistakes, COMPANIONS)
     for code, example in plain.items():
         write_files(mistakes / code, example["files"])
+    crash, state = (recipes, ("schema",), CRASH), ("XDG_STATE_HOME", str(folder))
+    examples = (f"{code}/recipe.yaml" for code in plain)
     calls = {
-        "bug": Call(recipes, ("schema",), CRASH, (("XDG_STATE_HOME", str(folder)),)),
-        "bug with MESHCTL_DEBUG": Call(
-            recipes, ("schema",), CRASH, (("XDG_STATE_HOME", str(folder)), ("MESHCTL_DEBUG", "1"))
-        ),
-        "done": Call(recipes, ("validate", "run.yaml")),
-        "errors": Call(recipes, ("validate", "wrong.yaml")),
-        "explain": Call(recipes, ("explain",)),
-        "help": Call(recipes, ("--help",)),
-        "mistakes": Call(
-            mistakes, ("validate", *(f"{code}/recipe.yaml" for code in plain), "--format", "json")
-        ),
-        "refused": Call(recipes, ("launch", "run.yaml", "groups.rollout.device_type=npu", "--dry-run")),
-        "schema": Call(recipes, ("schema",)),
-        "unreadable": Call(recipes, ("validate", "absent.yaml")),
-        "usage": Call(recipes, ("validate", "run.yaml", "--no-such-option")),
-        "version": Call(recipes, ("--version",)),
+        "bug": Call(*crash, (state,)),
+        "bug with MESHCTL_DEBUG": Call(*crash, (state, ("MESHCTL_DEBUG", "1"))),
+        "mistakes": Call(mistakes, ("validate", *examples, "--format", "json")),
     }
-    for name in COMMANDS:
+    calls |= {name: Call(recipes, tuple(words.split())) for name, words in PLAIN.items()}
+    for name in COMMANDS.split():
         calls[f"help {name}"] = Call(recipes, (name, "--help"))
     for name, words in JSON_COMMANDS.items():
-        calls[name] = Call(recipes, words)
+        format = () if "--format" in words else ("--format", "json")
+        calls[name] = Call(recipes, (*words.split(), *format))
     for option, (before, choices) in CHOICES.items():
-        for choice in choices:
-            calls[f"{option}={choice}"] = Call(recipes, (*before, choice))
+        for choice in choices.split():
+            calls[f"{option}={choice}"] = Call(recipes, (*before.split(), choice))
     for code in MISTAKES.keys() - plain.keys():
         write_files(folder / code, {**COMPANIONS, **MISTAKES[code]["files"]})
         calls[f"mistake {code}"] = Call(

@@ -78,7 +78,7 @@ def commands(found: Found) -> Json:
     """Reads commands, their arguments and their options from their help."""
     listed = found.answers["help"].stdout.partition("Commands:")[2]
     names = re.findall(r"^  ([a-z-]+)  ", listed, re.MULTILINE)
-    texts = {"(meshctl)": "help", **{name: f"help {name}" for name in names if name in COMMANDS}}
+    texts = {"(meshctl)": "help", **{name: f"help {name}" for name in names if name in COMMANDS.split()}}
     return {name: help_of(found.answers[key].stdout) for name, key in texts.items()}
 
 
@@ -95,7 +95,7 @@ def help_of(text: str) -> dict[str, list[str]]:
 
 def choices(found: Found) -> Json:
     return {
-        option: [word for word in words if found.answers[f"{option}={word}"].returncode == 0]
+        option: [word for word in words.split() if found.answers[f"{option}={word}"].returncode == 0]
         for option, (_, words) in CHOICES.items()
     }
 

@@ -35,9 +35,6 @@ def ready(component: Sampler | Actor | Trainer, step: int = 1) -> None:
     component.setup()
 
 
-# The data
-
-
 def test_the_files_are_those_that_the_script_writes(tmp_path: Path) -> None:
     data.write(tmp_path)
     for name in ("train.jsonl", "exam.jsonl"):
@@ -45,22 +42,15 @@ def test_the_files_are_those_that_the_script_writes(tmp_path: Path) -> None:
 
 
 def test_no_problem_of_the_exam_is_trained_on() -> None:
-    rows = {
-        name: [
-            json.loads(line)
-            for line in (Path(data.__file__).parent / f"{name}.jsonl").read_text().splitlines()
-        ]
-        for name in ("train", "exam")
-    }
+    folder = Path(data.__file__).parent
+    texts = {name: (folder / f"{name}.jsonl").read_text() for name in ("train", "exam")}
+    rows = {name: [json.loads(line) for line in text.splitlines()] for name, text in texts.items()}
     train, exam = ({row["question"] for row in rows[name]} for name in ("train", "exam"))
     assert len(exam) == data.HELD_OUT and len(train) == 5050 - data.HELD_OUT
     assert not train & exam
     for row in rows["train"] + rows["exam"]:
         first, second = row["question"].split("+")
         assert int(first) + int(second) == int(row["answer"]) < 100
-
-
-# The model
 
 
 def test_answers_are_written_units_first() -> None:
@@ -82,9 +72,6 @@ def test_log_probabilities_are_those_of_the_written_digits() -> None:
         model(tokens[:, :-1])[:, -DIGITS:].log_softmax(-1).gather(-1, tokens[:, -DIGITS:, None]).squeeze(-1)
     )
     torch.testing.assert_close(again, logp, atol=1e-5, rtol=1e-5)
-
-
-# The components
 
 
 def test_each_question_is_answered_as_a_group() -> None:
