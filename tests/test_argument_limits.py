@@ -65,9 +65,11 @@ def test_a_constructor_refuses_what_its_class_does_not_accept(
     check_arguments(NO_FACTS, arguments, KeyError)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_facts_are_read_without_libraries(room: str) -> None:
+def test_facts_are_read_without_libraries() -> None:
     """Every range is one, and torch, transformers and vLLM are not needed."""
     barred = "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'vllm', 'numpy']))"
-    code = f"{barred}; from meshctl.{room}.checks import SHIPPED as s; [*map(lambda o: [*o.problems({{}})], s.values())]"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    read = "".join(
+        f"from meshctl.{room}.checks import SHIPPED as s; [*map(lambda o: [*o.problems({{}})], s.values())]; "
+        for room in ROOMS
+    )
+    subprocess.run([sys.executable, "-c", f"{barred}; {read}"], check=True)

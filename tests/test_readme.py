@@ -26,6 +26,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_component_works_alone_in_one_process() -> None:
+    assert len(README.splitlines()) <= 200
     [code] = blocks("python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
     names: dict[str, object] = {"__name__": "readme"}
@@ -35,10 +36,6 @@ def test_the_component_works_alone_in_one_process() -> None:
     assert scored.ids.tolist() == names["batch"].ids.tolist()  # type: ignore[attr-defined]
 
 
-def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 200
-
-
 def test_its_report_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     loaded = load("recipes/grpo_arithmetic.yaml", ["components.actor.parallel.fsdp_size=3"], ROOT)
@@ -46,22 +43,13 @@ def test_its_report_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"    {line}".rstrip() in [row.rstrip() for row in README.splitlines()]
 
 
-def test_its_picture_is_what_is_drawn() -> None:
+def test_its_recipe_and_its_picture_are_those_of_make_demo() -> None:
+    (recipe,) = blocks("yaml")
+    assert recipe in (ROOT / "recipes" / "grpo_arithmetic.yaml").read_text(encoding="utf-8")
     plan = plan_of(str(ROOT / "recipes" / "grpo_arithmetic.yaml"), []).plan
     drawn = draw(topology(plan)).splitlines()[2:]  # below the title, which has the digest
     shown = README[README.index("    grpo-arithmetic  5 workers") :].splitlines()[2 : len(drawn) + 2]
     assert [line.removeprefix("    ") for line in shown] == drawn
-
-
-def test_the_recipe_is_the_one_that_make_demo_runs() -> None:
-    (shown,) = blocks("yaml")
-    recipe = (ROOT / "recipes" / "grpo_arithmetic.yaml").read_text(encoding="utf-8")
-    assert shown in recipe
-
-
-def test_what_it_links_to_is_there() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
-    assert links and not [link for link in links if not (ROOT / link).exists()]
 
 
 def test_its_picture_can_be_drawn_of_any_run(tmp_path: Path) -> None:
