@@ -125,11 +125,7 @@ def test_the_table_of_losses_of_answers_is_that_of_the_code() -> None:
     from meshctl.losses import find
     from meshctl.losses.advantages import ADVANTAGES, DEFAULTS
 
-    means = {
-        "token": "tokens",
-        "sequence": "the tokens of an answer, then answers",
-        "constant": "answers",
-    }
+    means = {"token": "tokens", "sequence": "the tokens of an answer, then answers", "constant": "answers"}
     section = TEXTS["data.md"].split("## Losses of sampled answers")[1]
     mentioned = {*_words(section), *re.findall(r"`(\w+): ", section)}
     for name, _, mean, advantage in _rows("data.md", "loss"):

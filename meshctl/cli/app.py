@@ -21,7 +21,28 @@ from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
 from meshctl.cli.misspelt import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
-from meshctl.cli.parameters import RUNS, DataFormat, Folder, Node, Overrides, Recipe, Run, argument, option
+from meshctl.cli.parameters import (
+    RUNS,
+    DataFormat,
+    Folder,
+    Node,
+    Overrides,
+    Recipe,
+    Run,
+    argument,
+    flag,
+    option,
+)
+
+KINDS = sources.table("meshctl.recipe.templates:KINDS")
+LAYOUTS = sources.table("meshctl.recipe.templates:LAYOUTS")
+DEVICE_TYPES = sources.table("meshctl.recipe.fields:DEVICE_TYPES")
+REPORT_FORMATS = sources.table("meshctl.view.reports:FORMATS")
+PICTURE_FORMATS = sources.table("meshctl.view.pictures:FORMATS")
+ENGINES = sources.table("meshctl.recipe.engine_fields:MEANINGS")
+"""Candidates of completion."""
+OUT, FORMAT = ("--out", "-o"), ("--format", "-f")
+"""Names of options that several commands have."""
 
 app = typer.Typer(
     name="meshctl",
@@ -52,43 +73,28 @@ def meshctl(
 @app.command()
 def init(
     name: Annotated[
-        str,
-        argument(
-            "[NAME]",
-            "Name of the recipe, which is written to NAME.yaml. It may have a folder.",
-            sources.files,
-        ),
+        str, argument("[NAME]", "Name of the recipe, NAME.yaml. It may have a folder.", sources.files)
     ] = "",
     kind: Annotated[
         str,
         option(
             "Kind: train, grpo, distill or script; for Hugging Face models sft, sft_lora, dpo, reward_model, "
             "grpo_hf, grpo_vllm, ppo or distill_on_policy.",
-            sources.table("meshctl.recipe.templates:KINDS"),
+            KINDS,
         ),
     ] = "",
     device: Annotated[
-        str,
-        option(
-            "Device type: cpu, cuda, npu or mps. Default: that of this machine.",
-            sources.table("meshctl.recipe.fields:DEVICE_TYPES"),
-        ),
+        str, option("Device type: cpu, cuda, npu or mps. Default: this machine's.", DEVICE_TYPES)
     ] = "",
     ranks: Annotated[
-        int | None, option("Number of devices (on cpu: processes) of all groups together.", metavar="N")
+        int | None, option("Number of devices (on cpu: processes) of all groups.", metavar="N")
     ] = None,
-    layout: Annotated[
-        str,
-        option(
-            "Layout of the group that trains: fsdp, dp or hsdp.",
-            sources.table("meshctl.recipe.templates:LAYOUTS"),
-        ),
-    ] = "",
+    layout: Annotated[str, option("Layout of the group that trains: fsdp, dp or hsdp.", LAYOUTS)] = "",
     script: Annotated[
         str, option("Your script, written for torchrun.", sources.python_files, metavar="FILE")
     ] = "",
-    yes: Annotated[bool, option("Do not ask; use defaults.", None, "--yes", "-y")] = False,
-    force: Annotated[bool, option("Overwrite existing files.", None, "--force")] = False,
+    yes: Annotated[bool, flag("Do not ask; use defaults.", "--yes", "-y")] = False,
+    force: Annotated[bool, flag("Overwrite existing files.", "--force")] = False,
 ) -> None:
     """Write a recipe that runs, with its classes. On a terminal, asks for the options that are not given."""
     from meshctl.cli.init import Options, init
@@ -102,21 +108,15 @@ def validate(
         list[str],
         argument(
             "RECIPE... [KEY=VALUE]...",
-            "Recipes (- for standard input), and overrides for all of them.",
+            "Recipes (- for standard input), and overrides for all.",
             sources.recipes_and_overrides,
         ),
     ],
     format: Annotated[
-        str,
-        option(
-            "Format of the report: text, concise, json, github or sarif.",
-            sources.table("meshctl.view.reports:FORMATS"),
-            "--format",
-            "-f",
-        ),
+        str, option("Format: text, concise, json, github or sarif.", REPORT_FORMATS, *FORMAT)
     ] = "",
-    strict: Annotated[bool, option("Treat warnings as errors.", None, "--strict")] = False,
-    fix: Annotated[bool, option("Apply corrections that are safe, and list them.", None, "--fix")] = False,
+    strict: Annotated[bool, flag("Treat warnings as errors.", "--strict")] = False,
+    fix: Annotated[bool, flag("Apply corrections that are safe, and list them.", "--fix")] = False,
     color: Annotated[
         str,
         option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
@@ -133,10 +133,10 @@ def config(
     recipe: Recipe,
     overrides: Overrides = None,
     origins: Annotated[
-        bool, option("Show where each value was written, and what it replaced.", None, "--origins")
+        bool, flag("Show where each value was written, and what it replaced.", "--origins")
     ] = False,
     format: Annotated[
-        str, option("Format: text (YAML) or json.", sources.words("text", "json"), "--format", "-f")
+        str, option("Format: text (YAML) or json.", sources.words("text", "json"), *FORMAT)
     ] = "text",
 ) -> None:
     """Print a composed recipe, without its secrets."""
@@ -150,53 +150,33 @@ def show_topology(
     recipe: Recipe,
     overrides: Overrides = None,
     format: Annotated[
-        str,
-        option(
-            "Format: text, json, mermaid, svg or html. Default: by the suffix of FILE, or text.",
-            sources.table("meshctl.view.pictures:FORMATS"),
-            "--format",
-            "-f",
-        ),
+        str, option("Format: text, json, mermaid, svg or html. Default: by FILE.", PICTURE_FORMATS, *FORMAT)
     ] = "",
-    out: Annotated[str, option("File to write to.", sources.files, "--out", "-o", metavar="FILE")] = "",
+    out: Annotated[str, option("File to write to.", sources.files, *OUT, metavar="FILE")] = "",
     component: Annotated[
-        str,
-        option(
-            "Show one component: its process groups, stages and routes.", sources.components, metavar="NAME"
-        ),
+        str, option("Show one component: its process groups and stages.", sources.components, metavar="NAME")
     ] = "",
     dim: Annotated[
-        str,
-        option(
-            "Show the process groups along a dim, of all components or of one.",
-            sources.dims,
-            "--dim",
-            metavar="DIM",
-        ),
+        str, option("Show the process groups along a dim.", sources.dims, "--dim", metavar="DIM")
     ] = "",
     node: Annotated[int | None, option("Show one node: its devices and processes.", metavar="N")] = None,
     rank: Annotated[
-        str,
-        option(
-            "Show one rank: its coordinates, peers, samples and routes.", sources.ranks, metavar="GROUP:N"
-        ),
+        str, option("Show one rank: coordinates, peers, samples, routes.", sources.ranks, metavar="GROUP:N")
     ] = "",
     samples: Annotated[
-        int | None, option("With --rank: samples of a batch, where the recipe has no `samples`.", metavar="N")
+        int | None, option("With --rank: samples of a batch, if not in the recipe.", metavar="N")
     ] = None,
     diff: Annotated[
         str | None,
         option(
-            "Show the difference to a recipe, to overrides, or to both in quotes.",
+            "Show the difference to a recipe, overrides or both.",
             sources.recipes_and_overrides,
             metavar="OTHER",
         ),
     ] = None,
     lost: Annotated[
         list[str] | None,
-        option(
-            "Show what would remain without a worker, or without node:N.", sources.ranks, metavar="GROUP:N"
-        ),
+        option("Show what remains without a worker, or node:N.", sources.ranks, metavar="GROUP:N"),
     ] = None,
 ) -> None:
     """Draw what a recipe would run. Shows devices, meshes, process groups, bytes of models and data flow."""
@@ -212,40 +192,24 @@ def show_topology(
 def launch(
     recipe: Recipe,
     overrides: Overrides = None,
-    dry_run: Annotated[
-        bool, option("Show what would be started, without starting it.", None, "--dry-run")
-    ] = False,
+    dry_run: Annotated[bool, flag("Show what would be started, and start nothing.", "--dry-run")] = False,
     only: Annotated[str | None, option("Run only this group.", sources.groups, metavar="GROUP")] = None,
     replay: Annotated[
         list[str] | None,
-        option(
-            "With --only: the folder with the recording of an input of the group.",
-            sources.recordings,
-            metavar="ROUTE=DIR",
-        ),
+        option("With --only: folder of a recorded input.", sources.recordings, metavar="ROUTE=DIR"),
     ] = None,
     follow: Annotated[
         list[str] | None,
-        option("Print all output of a group or of one rank.", sources.ranks, metavar="GROUP[:RANK]"),
+        option("Print all output of a group or a rank.", sources.ranks, metavar="GROUP[:RANK]"),
     ] = None,
     debug: Annotated[
         str,
-        option("Connect this worker to the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
+        option("Connect a worker to the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
     ] = "",
-    detach: Annotated[
-        bool,
-        option("Return once the run has begun; it goes on without this terminal.", None, "--detach"),
-    ] = False,
-    engine: Annotated[
-        str,
-        option(
-            "Engine, in place of the recipe's, as engine=NAME.",
-            sources.table("meshctl.recipe.engine_fields:MEANINGS"),
-            metavar="NAME",
-        ),
-    ] = "",
+    detach: Annotated[bool, flag("Return once the run has begun; it goes on.", "--detach")] = False,
+    engine: Annotated[str, option("Engine, in place of the recipe's.", ENGINES, metavar="NAME")] = "",
     multirun: Annotated[
-        bool, option("Run every combination of key=1,2, one after another.", None, "--multirun", "-m")
+        bool, flag("Run every combination of key=1,2, one by one.", "--multirun", "-m")
     ] = False,
 ) -> None:
     """Run a recipe, or resume a run from its last checkpoint."""
@@ -296,15 +260,13 @@ def logs(
         list[str] | None,
         argument(
             "[RUN] [GROUP[:RANK]]...",
-            "A run, or else the newest; then groups and ranks, or else all of them.",
+            "A run, or the newest; then groups and ranks, or all.",
             sources.runs_and_ranks,
         ),
     ] = None,
-    follow: Annotated[bool, option("Go on until the run ends.", None, "--follow", "-f")] = False,
+    follow: Annotated[bool, flag("Go on until the run ends.", "--follow", "-f")] = False,
     grep: Annotated[str, option("Only lines with this regular expression.", metavar="REGEX")] = "",
-    since: Annotated[
-        str, option("Only lines since then: 90s, 5m, 2h, 1d ago or a time.", metavar="TIME")
-    ] = "",
+    since: Annotated[str, option("Only lines since 90s, 5m, 2h, 1d ago or a time.", metavar="TIME")] = "",
     folder: Folder = RUNS,
     format: Annotated[str, option("Format: text or json.", sources.words("text", "json"))] = "text",
 ) -> None:
@@ -317,22 +279,11 @@ def logs(
 @app.command()
 def report(
     runs: Annotated[
-        list[str] | None,
-        argument(
-            "[RUN]...",
-            "A run, or two to compare: folder, NAME/TIME, or NAME for its newest run. Default: the newest.",
-            sources.runs,
-        ),
+        list[str] | None, argument("[RUN]...", "A run, or two to compare. Default: the newest.", sources.runs)
     ] = None,
     out: Annotated[
         str,
-        option(
-            "File to write to, - for standard output. Default: report.html in the run's folder.",
-            sources.files,
-            "--out",
-            "-o",
-            metavar="FILE",
-        ),
+        option("File, or - for standard output. Default: in the run.", sources.files, *OUT, metavar="FILE"),
     ] = "",
     folder: Folder = RUNS,
 ) -> None:
@@ -345,8 +296,8 @@ def report(
 @app.command()
 def stop(
     run: Run = "",
-    now: Annotated[bool, option("End it at once, without a checkpoint.", None, "--now")] = False,
-    checkpoint: Annotated[bool, option("Write a checkpoint now, and go on.", None, "--checkpoint")] = False,
+    now: Annotated[bool, flag("End it at once, without a checkpoint.", "--now")] = False,
+    checkpoint: Annotated[bool, flag("Write a checkpoint now, and go on.", "--checkpoint")] = False,
     folder: Folder = RUNS,
     format: DataFormat = "text",
 ) -> None:
@@ -361,9 +312,7 @@ def stop(
 def restart(
     run: Run = "",
     overrides: Overrides = None,
-    detach: Annotated[
-        bool, option("Return once it has begun; it goes on without this terminal.", None, "--detach")
-    ] = False,
+    detach: Annotated[bool, flag("Return once the run has begun; it goes on.", "--detach")] = False,
     folder: Folder = RUNS,
     format: DataFormat = "text",
 ) -> None:
@@ -382,10 +331,7 @@ def doctor(
     ] = "",
     overrides: Overrides = None,
     format: DataFormat = "text",
-    run: Annotated[
-        bool,
-        option("Also send data along all paths between workers, and check it.", None, "--run"),
-    ] = False,
+    run: Annotated[bool, flag("Also send data between workers on all paths, and check it.", "--run")] = False,
 ) -> None:
     """Check this machine, and suggest corrections."""
     from meshctl.cli.doctor import doctor
@@ -404,9 +350,7 @@ def explain(
 
 
 @app.command()
-def schema(
-    out: Annotated[str, option("File or folder.", sources.files, "--out", "-o", metavar="FILE")] = "",
-) -> None:
+def schema(out: Annotated[str, option("File or folder.", sources.files, *OUT, metavar="FILE")] = "") -> None:
     """Print or write the JSON Schema of recipes, for editors."""
     from meshctl.cli.schema import schema_command
 
@@ -429,14 +373,10 @@ def completion(
 def agent(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
     node: Node,
-    head: Annotated[
-        str, option("Address of the head, HOST:PORT. Default: that in RUN/head.json.", metavar="HOST:PORT")
-    ] = "",
+    head: Annotated[str, option("Address of the head. Default: in RUN/head.json.", metavar="HOST:PORT")] = "",
     wait: Annotated[float, option("Seconds to wait for a head to start.", metavar="SECONDS")] = 0.0,
     group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
-    in_job: Annotated[
-        bool, option("Pass the scheduler's first signal to the head, which ends the run.", None, "--in-job")
-    ] = False,
+    in_job: Annotated[bool, flag("Pass the scheduler's first signal to the head.", "--in-job")] = False,
     shipped: Annotated[str, option("Folder with a copy of the recipe's folder.", metavar="FOLDER")] = "",
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
@@ -449,7 +389,7 @@ def agent(
 def head(
     plan: Annotated[Path, option("RUN/plan.json", sources.files)],
     host: Annotated[
-        str, option("Address, host name or interface to listen at. Default: the engine's.", metavar="ADDRESS")
+        str, option("Address or interface to listen at. Default: the engine's.", metavar="ADDRESS")
     ] = "",
     port: Annotated[int, option("Port to listen at. Default: any.", min=0)] = 0,
 ) -> None:

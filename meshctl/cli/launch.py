@@ -251,11 +251,7 @@ def import_torch() -> None:
 
 
 def run(
-    ready: Launchable,
-    attempt: Attempt,
-    supervision: Supervision,
-    state: Observer,
-    follow: Sequence[str] = (),
+    ready: Launchable, attempt: Attempt, supervision: Supervision, state: Observer, follow: Sequence[str] = ()
 ) -> int:
     """Runs a prepared recipe, shows the run, and returns the exit code."""
     from meshctl.engines.node.interpreter import groups_of

@@ -70,12 +70,7 @@ class Launchable:
     """The needs of the recipe on each node; None if they were not computed."""
 
 
-def plan_of(
-    recipe: str,
-    overrides: list[str],
-    held: Held = NOTHING,
-    is_draft: bool = False,
-) -> Launchable:
+def plan_of(recipe: str, overrides: list[str], held: Held = NOTHING, is_draft: bool = False) -> Launchable:
     """Reads, checks and resolves a recipe or a run directory. `held` maps real paths to bytes that are used
     in place of the files. A draft lacks what only a start needs. Raises `RecipeError` if the recipe has
     errors and `Unreadable` if it cannot be read."""

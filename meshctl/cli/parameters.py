@@ -16,6 +16,10 @@ def option(help: str, complete: Any = None, *names: str, metavar: str | None = N
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
+def flag(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
 def argument(metavar: str, help: str, complete: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete)
 

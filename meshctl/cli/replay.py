@@ -60,10 +60,7 @@ def narrow_to_group(
         )
     placed = replace(left.plan, run=replace(left.plan.run, steps=steps)) if recorded else left.plan
     facts = Start(
-        ready.path,
-        only=group,
-        replay={name: str(one.path) for name, one in recorded.items()},
-        after=start,
+        ready.path, only=group, replay={name: str(one.path) for name, one in recorded.items()}, after=start
     )
     return replace(ready, plan=placed, resume=None, start=facts), list(_notes(plan, group, left))
 

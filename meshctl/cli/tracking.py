@@ -43,11 +43,7 @@ def without_secrets(plan: Plan) -> Iterator[Mapping[str, str]]:
 
 
 def feeds_of(
-    plan: Plan,
-    run: RunDir,
-    path: tuple[str, ...],
-    environ: Mapping[str, str],
-    is_hurried: Callable[[], bool],
+    plan: Plan, run: RunDir, path: tuple[str, ...], environ: Mapping[str, str], is_hurried: Callable[[], bool]
 ) -> Feeds:
     """Returns the trackers of a run, not started. Their warnings are events; those at the end are also
     printed, because the display has ended."""

@@ -24,29 +24,8 @@ from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.device_types import DeviceType, NodeNames
 from meshctl.recipe.editor_schema import AUTO
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
-from meshctl.recipe.field_types import (
-    Boolean,
-    DimOrder,
-    Endpoint,
-    Metric,
-    Size,
-    Text,
-    Texts,
-    Type,
-    Word,
-)
-from meshctl.recipe.fields import (
-    CALL,
-    CLUSTER,
-    COMPONENT,
-    GROUP,
-    PARALLEL,
-    POOL,
-    RECIPE,
-    RUN,
-    STAGE,
-    SYNC,
-)
+from meshctl.recipe.field_types import Boolean, DimOrder, Endpoint, Metric, Size, Text, Texts, Type, Word
+from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, POOL, RECIPE, RUN, STAGE, SYNC
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
@@ -54,18 +33,7 @@ from meshctl.recipe.tracker_fields import NAMES as TRACKERS
 from meshctl.recipe.tracker_fields import Trackers
 from meshctl.topology.sizes import DIMS, divisors
 
-WITHOUT_SHORTHAND = (
-    RECIPE,
-    CLUSTER,
-    POOL,
-    GROUP,
-    COMPONENT,
-    CALL,
-    SYNC,
-    STAGE,
-    RUN,
-    *ENGINE_OPTIONS,
-)
+WITHOUT_SHORTHAND = (RECIPE, CLUSTER, POOL, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, *ENGINE_OPTIONS)
 """Sections without a short form: their values are always mappings."""
 PLAIN_KEY = re.compile(r"[\w$-][\w$:-]*")
 """A key that needs no quotes in an override."""

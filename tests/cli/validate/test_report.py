@@ -131,8 +131,7 @@ EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('x')\
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [["components.actor._target_=evil.E", "+evil@vars.x=y"], ["hydra.searchpath=[pkg://evil]"]],
+    "overrides", [["components.actor._target_=evil.E", "+evil@vars.x=y"], ["hydra.searchpath=[pkg://evil]"]]
 )
 def test_nothing_that_a_recipe_names_is_imported_or_run(folder: Path, overrides: list[str]) -> None:
     (folder / "evil.py").write_text(EVIL)
