@@ -381,12 +381,6 @@ def add_values() -> None:
 add_values()
 
 
-@kind
-def curly_quotes(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in recipe.items if recipe.written(one)[:1] == '"'], chance)
-    return replaced(recipe, item.value, f"\u201c{recipe.written(item)[1:-1]}\u201d", "straight", "quote")
-
-
 def mappings(recipe: Correct) -> list[Item]:
     return [one for one in recipe.items if one.kind == "mapping" and recipe.written(one) != "{}"]
 
@@ -454,24 +448,6 @@ def device_beyond_cluster(recipe: Correct, chance: random.Random) -> Mutation:
 
 
 # Lines and keys in wrong places
-
-
-def block_items(recipe: Correct) -> list[Item]:
-    """Returns items in block style whose key begins its line."""
-    return [
-        one
-        for one in recipe.items
-        if not one.is_flow
-        and one.is_keyed
-        and not recipe.text[recipe.line(one.key[0])[0] : one.key[0]].strip(" ")
-    ]
-
-
-@kind
-def tab_in_indentation(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in block_items(recipe) if len(one.path) > 1], chance)
-    start, _ = recipe.line(item.key[0])
-    return replaced(recipe, (start, item.key[0]), "\t" * ((item.key[0] - start) // 2), "tab", "spaces")
 
 
 def without(recipe: Correct, item: Item) -> Span:
@@ -562,19 +538,6 @@ def bracket_not_closed(recipe: Correct, chance: random.Random) -> Mutation:
     if not places:
         raise NoPlace
     return replaced(recipe, found.span(), "", "clos|bracket|brace|`[\\]}]`", places=places)
-
-
-@kind
-def key_given_twice(recipe: Correct, chance: random.Random) -> Mutation:
-    start, stop = recipe.block(pick([one for one in block_items(recipe) if recipe.is_one_line(one)], chance))
-    line = recipe.text[start:stop]
-    return replaced(recipe, (stop, stop), line, "twice", places=[(start, stop + len(line))])
-
-
-@kind
-def second_document(recipe: Correct, chance: random.Random) -> Mutation:
-    item = pick([one for one in recipe.items[1:] if len(one.path) == 1], chance)
-    return replaced(recipe, (item.key[0], item.key[0]), "---\n", "---")
 
 
 @kind

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
 from tests.examples import examples
-from tests.recipe.fuzzing.checks import WATCH, Found, check, warm
-from tests.recipe.fuzzing.inputs import CORRECT, Input, corpus, grown, mutated
+from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, grown, mutated, warm
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.Mon
         (folder / "ran").write_text("x")
         return load(*arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tests.recipe.fuzzing.checks.load", evil)
+    monkeypatch.setattr("tests.recipe.fuzzing.load", evil)
     with pytest.raises(Found, match="it did something: open"):
         check(Input(b"a: 1\n"), folder)
 
@@ -115,7 +114,7 @@ def test_it_sees_what_takes_too_long(folder: Path, monkeypatch: pytest.MonkeyPat
         while True:
             pass
 
-    monkeypatch.setattr("tests.recipe.fuzzing.checks.load", endless)
-    monkeypatch.setattr("tests.recipe.fuzzing.checks.LIMIT_S", 0.1)
+    monkeypatch.setattr("tests.recipe.fuzzing.load", endless)
+    monkeypatch.setattr("tests.recipe.fuzzing.LIMIT_S", 0.1)
     with pytest.raises(Found, match=r"more than 0.1 seconds"):
         check(Input(b"a: 1\n"), folder)

@@ -1,22 +1,15 @@
 """Reading a composed tree as a `Recipe`: values have their types, and each error is reported once."""
 
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from meshctl.diagnostics import Span
-from meshctl.recipe import fields, model
+from meshctl.recipe import model
 from meshctl.recipe.compose.yaml_reader import read as read_text
 from meshctl.recipe.compose.yaml_scalars import dump
-from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
 from meshctl.recipe.reader import Read, read
 from meshctl.run.settings import Checkpoint, Run
-from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -128,82 +121,6 @@ def test_text_of_the_environment_is_read_as_what_is_wanted(tmp_path: Path) -> No
     assert "${oc.env:N}" in loaded.composed
     wrong = load("r.yaml", [], tmp_path, environ={"N": "three"})
     assert [found.code for found in wrong.report.errors] == ["MC102"]
-
-
-# Whatever is written, nothing raises
-
-WORDS = (
-    "",
-    "???",
-    "auto",
-    "cpu",
-    "cuda",
-    "train",
-    "rollout",
-    "actor",
-    "batch",
-    "all",
-    "mean",
-    "actor.update",
-)
-ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-2, 40),
-    st.floats(),
-    st.sampled_from((*WORDS, "${oc.env:X}", "é" * 9)),
-)
-ALL_KEYS = [*(key for section in fields.SECTIONS for key in section.keys), "x"]
-ANY = st.recursive(
-    ODD,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(ALL_KEYS), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-BASE: dict[str, Any] = {
-    "groups": {"rollout": {"ranks": 2, "device_type": "cpu"}, "train": {"ranks": 4, "device_type": "cuda"}},
-    "components": {
-        "prompts": {"_target_": "arithmetic.Prompts", "group": "rollout"},
-        "actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": {"fsdp_size": "auto"}},
-    },
-    "pipeline": {
-        "batch": {"call": "prompts.next", "samples": 8},
-        "metrics": {"call": "actor.update", "in": "batch"},
-    },
-    "run": {"steps": 3},
-}
-
-
-@st.composite
-def mutations(draw: st.DrawFn) -> dict[str, Any]:
-    """Draws a correct recipe with a few arbitrary values."""
-    recipe = deepcopy(BASE)
-    for _ in range(draw(st.integers(1, 3))):
-        node, key = recipe, draw(st.sampled_from(sorted(fields.RECIPE.keys)))
-        while isinstance(node.get(key), dict) and draw(st.integers(0, 3)):
-            node = node[key]
-            keys = draw(st.sampled_from([fields.GROUP.keys, fields.COMPONENT.keys, fields.STAGE.keys]))
-            key = draw(st.sampled_from(sorted([*node, "extra", *keys])))
-        node[key] = draw(ANY)
-    return recipe
-
-
-@settings(max_examples=examples(40, 250), suppress_health_check=[HealthCheck.too_slow])
-@given(mutations())
-def test_nothing_raises_and_every_error_has_a_span(recipe: dict[str, Any]) -> None:
-    from meshctl.plan.resolve import resolve
-    from meshctl.recipe.code.classes import Code
-    from meshctl.recipe.code.group_code import GroupCode
-    from meshctl.recipe.rules import Facts, check
-
-    tree = of_plain({key: value for key, value in recipe.items() if key != "defaults"}, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    facts = Facts(result, tree, GroupCode(Code((str(GOLDEN),))))
-    found = [*result.found, *check(facts)]
-    assert all(one.primary is not None and one.message for one in found)
-    if not any(one.severity == "error" for one in found):
-        resolve(result.recipe, facts.endpoints())
 
 
 def test_a_recipe_reads_the_same_after_it_was_composed(tmp_path: Path) -> None:

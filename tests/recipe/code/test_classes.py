@@ -276,15 +276,6 @@ def test_what_no_object_can_be_made_of(signatures: Code) -> None:
     assert signatures.find("sig.function") == NoClass("a function")
 
 
-def test_which_values_a_hint_accepts() -> None:
-    values = [(3, {"int", "float"}), (3.5, {"float"}), (True, {"bool"}), ("x", {"text"}), (None, {"nothing"})]
-    for value, kinds in [*values, ([1], {"list"}), ({}, {"mapping"})]:
-        for kind in ("int", "float", "bool", "text", "nothing", "list", "mapping", "batch"):
-            assert Hint(frozenset({kind})).takes(value) == (kind in kinds)
-        assert Hint(words=("x", 3)).takes(value) == (value in ("x", 3))
-    assert Hint(frozenset({"int"})).takes("${oc.env:X}")
-
-
 def test_the_first_folder_wins(tmp_path: Path) -> None:
     for folder, name in (("one", "A"), ("two", "B")):
         write(tmp_path / folder, {"mod.py": f"from meshctl import Component\nclass {name}(Component): ...\n"})

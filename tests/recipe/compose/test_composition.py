@@ -145,13 +145,6 @@ def test_recipes(tmp_path: Path, files: dict[str, str], overrides: list[str], ex
     assert not result.found and plain(result.tree) == expected
 
 
-def test_shadowing_is_a_warning(tmp_path: Path) -> None:
-    files = {"recipe.yaml": "defaults: [layout@vars.x: fsdp]\n", "conf/layout/fsdp.yaml": "fsdp_size: 3\n"}
-    result = composed(write(tmp_path, files))
-    assert [(found.code, found.severity) for found in result.found] == [("MC210", "warning")]
-    assert plain(result.tree) == {"vars": {"x": {"fsdp_size": 3}}}
-
-
 # Where each value was written
 
 SPANS = {
@@ -219,14 +212,6 @@ def test_a_layout_is_one_value(
     assert not result.found
     node = result.tree.at(("components", component, "parallel"))
     assert node is not None and plain(node) == expected
-
-
-def test_a_mandatory_layout_is_chosen_on_the_command_line(tmp_path: Path) -> None:
-    text = "defaults: [layout@components.a.parallel: '???', _self_]\ncomponents: {a: {group: x}}\n"
-    recipe = write(tmp_path, {"recipe.yaml": text})
-    assert [found.code for found in composed(recipe).found] == ["MC211"]
-    result = composed(recipe, "layout@components.a.parallel=dp")
-    assert not result.found and plain(result.tree)["components"]["a"]["parallel"] == {"dp_size": "auto"}
 
 
 ENTRY_PIECES = [

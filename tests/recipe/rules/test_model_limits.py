@@ -143,30 +143,3 @@ def test_adapters_of_experts_on_ep(tmp_path: Path) -> None:
     assert found[0].help.startswith("leave `down_proj` out of the targets,")
     right = reported(tmp_path, EXPERTS + "[q_proj]}", ON_EP)
     assert not [one for one in right if one.severity == "error"]
-
-
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        ("optimizer: Adamw", "MC453"),
-        ("optimizer: torch.optim.Adamw", "MC453"),
-        ("schedule: {name: cosin}", "MC453"),
-        ("model: {model_type: llama}, lora: {rank: 8}", "MC453"),
-        ("model: {model_type: llama}, lora: {target: [q_proj, v_prj, lm_head]}", "MC453"),
-        ("lora: {r: 8}", "MC451"),
-        (EXPERTS + "[q_proj, down_proj]}", "MC451"),
-        ("model: {model_type: llama}, loss: dpo, optimizer: torch.optim.SGD, schedule: {name: cosine}, lora: {target: [q_proj]}", ""),
-    ],
-)  # fmt: skip
-def test_the_arguments_of_hf_models_are_checked(tmp_path: Path, args: str, code: str) -> None:
-    pytest.importorskip("transformers")
-    model = "" if "model:" in args else "model: {model_type: phi3}, "
-    recipe = (
-        "groups: {train: {ranks: 2, device_type: cpu}}\n"
-        "components:\n"
-        "  model: {_target_: meshctl.hf.Model, group: train, parallel: {tp_size: 2},\n"
-        f"    args: {{{model}{args}}}}}\n"
-        "pipeline: {metrics: {call: model.update, samples: 64}}\n"
-    )
-    found = facts.reported(tmp_path, recipe, ["MC451", "MC453"])
-    assert [one.code for one in found] == [code] * bool(code)
