@@ -91,7 +91,7 @@ def is_restored(mutation: Mutation, report: Report) -> bool:
 @pytest.mark.parametrize(
     ("count", "seed"),
     [
-        (200, 3),
+        (120, 3),
         pytest.param(10_000, 1, marks=[pytest.mark.nightly, pytest.mark.timeout(1800)]),
     ],
 )

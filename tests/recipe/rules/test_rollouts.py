@@ -8,9 +8,7 @@ import pytest
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.package import install_command
-from meshctl.recipe.load import load
 from meshctl.recipe.rules import components
-from tests.paths import RECIPES
 from tests.recipe.rules import facts
 
 CODES = ("MC454", "MC455", "MC456")
@@ -164,13 +162,3 @@ def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch
     monkeypatch.setattr(components, "missing_libraries", lambda extra, path: ("math-verify",))
     [(code, _, help)] = judged(tmp_path, "function: math")
     assert (code, help) == ("MC442", install_command("rewards"))
-
-
-@pytest.mark.parametrize("recipe", ["grpo.yaml", "distill_on_policy.yaml"])
-def test_a_component_that_does_not_exist_is_the_only_error(recipe: str) -> None:
-    stages = load(recipe, [], RECIPES, environ={}, detect=lambda: "cpu").recipe.pipeline
-    calls = {name: stage.method for name, stage in stages.items() if stage.kind == "call" and not stage.block}
-    for name, method in calls.items():
-        override = f"pipeline.{name}.call=no_component.{method}"
-        report = load(recipe, [override], RECIPES, environ={}, detect=lambda: "cpu").report
-        assert [one.code for one in report.errors] == ["MC512"], override
