@@ -33,11 +33,28 @@ STEPS = 2
 UNSOUND = {"MC536", "MC538"}
 """Warnings about samples that are lost, repeated or probably missing in an input, which cause an error only
 in the run."""
-KEYS = {
-    "groups": ("ranks",),
-    "components": ("group", "parallel"),
-    "pipeline": ("samples", "in", "dispatch", "execute", "collect", "every", "when", "after"),
+KEYS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "groups": {"ranks": (1, 2, 3, 4)},
+    "components": {"group": ("a", "b"), "parallel": ({}, {"tp_size": 2}, {"pp_size": 2}, {"fsdp_size": 2})},
+    "pipeline": {
+        "samples": (1, 2, 3, 6, 9),
+        "dispatch": (
+            "slice",
+            "slice_dp",
+            "all",
+            {"balance": "tokens"},
+            {"allow_empty": True},
+            {"home": "s0"},
+        ),
+        "execute": ("all", "first", "peer"),
+        "collect": ("flatten", "mean", "first", "none"),
+        "every": (1, 2, 3),
+        "when": ("start", "end"),
+        "after": ("s0", "s1"),
+        "in": ("s0", "s1", ["s0", "s1"]),
+    },
 }
+"""Section -> its keys that are changed, with values that may fit."""
 VALUES: tuple[Any, ...] = (
     *(
         "nonsense",
@@ -76,7 +93,8 @@ def recipes(draw: st.DrawFn) -> dict[str, Any]:
     key = draw(st.sampled_from(sorted({*recipe[top][name], *KEYS[top]})))
     item = {other: value for other, value in recipe[top][name].items() if other != key}
     if key not in recipe[top][name] or draw(st.booleans()):
-        item[key] = draw(st.sampled_from(VALUES))
+        fitting = KEYS[top].get(key, VALUES) if draw(st.integers(0, 3)) else VALUES
+        item[key] = draw(st.sampled_from(fitting))
     return {**recipe, top: {**recipe[top], name: item}}
 
 
