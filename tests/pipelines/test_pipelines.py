@@ -23,7 +23,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("recipes") / "recipe.yaml"
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario) -> None:
     check_in_memory(scenario, file)

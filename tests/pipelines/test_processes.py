@@ -41,7 +41,7 @@ def check(scenario: Scenario, folder: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS))
 def test_random_pipelines_do_what_the_model_does(folder: Path, scenario: Scenario) -> None:
     check(scenario, folder)
