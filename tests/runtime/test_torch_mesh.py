@@ -245,7 +245,8 @@ def every_dim_and_pair_of_dims(rank: int) -> None:
 @check
 def groups_of_torch_and_ours_carry_the_same(rank: int) -> None:
     """Compares the sums over torch's process group and over ours of a value that only one rank has."""
-    for mesh in MESHES.values():
+    for name in ("another order", "explicit ranks"):
+        mesh = MESHES[name]
         it = component(rank, mesh)
         for dim in mesh.mesh_dim_names:
             mine = torch.tensor(10**rank)
