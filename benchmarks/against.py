@@ -2,8 +2,7 @@
 
     python benchmarks/against.py [--rounds 3] COMMIT NAME [ARGUMENT ...]
 
-The arguments behind the name go to the benchmark. The value is the median of the ratios of the rounds. Above
-1, this checkout is worse: values that are better when they are larger are inverted.
+The value is the median ratio of the rounds. Above 1, this checkout is worse. ARGUMENTs go to the benchmark.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ def value_of(root: Path, name: str, arguments: list[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
-    for name, count in (("commit", None), ("name", None), ("arguments", argparse.REMAINDER)):
-        parser.add_argument(name, nargs=count)
+    parser.add_argument("commit")
+    parser.add_argument("name")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         archive = subprocess.check_output(["git", "archive", args.commit], cwd=ROOT)
@@ -52,8 +52,8 @@ def main() -> None:
             ratios.append(old / new if args.name in LARGER_IS_BETTER else new / old)
             print(f"round {number + 1}: {old:.4g} at {args.commit}, {new:.4g} here: {ratios[-1]:.3f} x")
     value = round(statistics.median(ratios), 3)
-    what = f"{args.name} against {args.commit}"
-    print(json.dumps({"name": what, "value": value, "goal": GOAL, "ok": value <= GOAL}))
+    name = f"{args.name} against {args.commit}"
+    print(json.dumps({"name": name, "value": value, "goal": GOAL, "ok": value <= GOAL}))
 
 
 if __name__ == "__main__":
