@@ -30,11 +30,11 @@ ROOMS = {
     "text": 672,
     "topology": 4285,
     "trackers": 1097,
-    "view": 8928,
+    "view": 8929,
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 89_929
+TOTAL = 89_930
 TESTS = 70_664
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -297,5 +297,6 @@ def headed(*titles: str) -> Table:
 
 
 def grid(expand: bool = False, show_header: bool = False) -> Table:
-    look: dict[str, Any] = {"box": None, "header_style": "dim", "pad_edge": False, "padding": (0, 2, 0, 0)}
-    return Table(show_header=show_header, expand=expand, **look)
+    table = Table.grid(padding=(0, 2, 0, 0), collapse_padding=False, expand=expand)
+    table.show_header, table.header_style = show_header, "dim"
+    return table
