@@ -26,7 +26,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "value": {"loss": "value", "head": "score"},
     "distill": {"loss": "distill", "loss_options": {"divergence": "sampled"}},
 }
-ON_TWO_RANKS = ("dapo by groups", "whitened", "value")
+ON_TWO_RANKS = ("dapo by groups", "whitened", "ppo", "value")
 """Losses whose advantages or units depend on other ranks, and a critic."""
 
 

@@ -34,8 +34,8 @@ RESUMED = {
 }
 """Case -> pairs of the layout of a run, and the one in which it continues. `test_resume.py` has all pairs."""
 READ = {
-    "llama_tied": ((TP, LORA), (PP, LORA)),
-    "qwen3_moe": ((FSDP, LORA), (TP, None)),
+    "llama_tied": ((FSDP, None), (TP, LORA), (PP, LORA)),
+    "qwen3_moe": ((DP, None), (FSDP, LORA), (TP, None), (PP, None)),
 }
 """Model -> the layouts and adapters with which its files are read."""
 
@@ -119,7 +119,7 @@ def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
 def exports_of_all_layouts_are_equal(rank: int) -> None:
     case = Case("qwen3", lora=True)
     expected = parity.by_hand(case).weights
-    for sizes in (FSDP, PP):
+    for sizes in (FSDP, TP, PP):
         model = on(sizes, case)
         train(model, case, range(1, parity.STEPS + 1))
         folder = SHARED / f"export {next(iter(sizes))}"
@@ -150,13 +150,14 @@ def log_probabilities_and_then_weights(rank: int) -> None:
 def bfloat16_computes_and_float32_is_stored(rank: int) -> None:
     case = Case("llama")
     exact = parity.by_hand(case, parity.SINGLE)
-    model = on(FSDP, case, gate=parity.SINGLE, compute_dtype="bfloat16")
-    losses = train(model, case, range(1, parity.STEPS + 1))
-    assert losses == parity.approx(exact.losses, 5e-2) and losses != exact.losses
-    for name, tensor in model.module.named_parameters():
-        assert tensor.dtype == torch.float32, name
-    logits = model.forward(texts_of(parity.share_of(model, 1, False), "", model.device))
-    assert logits.dtype == torch.bfloat16, logits.dtype
+    for sizes in (FSDP, TP):
+        model = on(sizes, case, gate=parity.SINGLE, compute_dtype="bfloat16")
+        losses = train(model, case, range(1, parity.STEPS + 1))
+        assert losses == parity.approx(exact.losses, 5e-2) and losses != exact.losses
+        for name, tensor in model.module.named_parameters():
+            assert tensor.dtype == torch.float32, name
+        logits = model.forward(texts_of(parity.share_of(model, 1, False), "", model.device))
+        assert logits.dtype == torch.bfloat16, logits.dtype
 
 
 def a_step_that_is_not_finite_is_skipped_on_all_ranks(rank: int) -> None:
