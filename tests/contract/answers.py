@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,14 +48,15 @@ COMMANDS = (
     "completion agent head"
 )
 """The commands whose help is read. A new command is found in `meshctl --help`."""
-RUN = sorted((DATA / "runs").glob("*/"))[0]
+RUNS = DATA / "runs"
+RUN = sorted(RUNS.glob("*/"))[0]
 JSON_COMMANDS = {
     "config": "config run.yaml",
     "config --origins": "config keys.yaml vars.length=1024 --origins",
     "doctor": "doctor run.yaml",
-    "runs": f"runs {DATA / 'runs'}",
-    "status": f"status {RUN}",
-    "watch": f"watch {RUN}",
+    "runs": f"runs {shlex.quote(str(RUNS))}",
+    "status": f"status {shlex.quote(str(RUN))}",
+    "watch": f"watch {shlex.quote(str(RUN))}",
     "show-topology": "show-topology keys.yaml",
     "show-topology --component": "show-topology keys.yaml --component sampler",
     "show-topology --diff": "show-topology keys.yaml --diff groups.judge.ranks=4",
@@ -65,7 +67,7 @@ JSON_COMMANDS = {
     "validate --fix": "validate fixable.yaml --fix",
     "validate sarif": "validate keys.yaml wrong.yaml --format sarif",
 }
-"""Commands that print JSON. Where no format is named it is `json`."""
+"""Commands that print JSON. One without `--format` gets `--format json`."""
 INIT = "init made --device cpu --yes --force"
 CHOICES = {
     "completion SHELL": ("completion", "bash fish zsh"),
@@ -141,7 +143,7 @@ def answers_of(folder: Path) -> dict[str, Done]:
         calls[f"help {name}"] = Call(recipes, (name, "--help"))
     for name, words in JSON_COMMANDS.items():
         format = () if "--format" in words else ("--format", "json")
-        calls[name] = Call(recipes, (*words.split(), *format))
+        calls[name] = Call(recipes, (*shlex.split(words), *format))
     for option, (before, choices) in CHOICES.items():
         for choice in choices.split():
             calls[f"{option}={choice}"] = Call(recipes, (*before.split(), choice))
