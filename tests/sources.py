@@ -21,7 +21,8 @@ class Import:
     """Inside a function."""
 
     @property
-    def library(self) -> str:
+    def top(self) -> str:
+        """The first part of the dotted name."""
         return self.name.partition(".")[0]
 
     @property
@@ -37,7 +38,7 @@ class Import:
 @dataclass
 class Module:
     imports: list[Import] = field(default_factory=list)
-    """Those that are executed: not those for types alone."""
+    """The imports that run. Imports under `TYPE_CHECKING` are left out."""
     functions: dict[str, int] = field(default_factory=dict)
     """Name -> lines of the longest one, without its signature and docstring."""
     docstrings: list[tuple[int, str]] = field(default_factory=list)

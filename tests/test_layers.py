@@ -58,12 +58,12 @@ def imports() -> list[Import]:
 
 
 def our_imports() -> list[Import]:
-    return [found for found in imports() if found.library == "meshctl"]
+    return [found for found in imports() if found.top == "meshctl"]
 
 
 def their_imports() -> list[Import]:
     known = (*sys.stdlib_module_names, "meshctl")
-    return [found for found in imports() if found.library not in known]
+    return [found for found in imports() if found.top not in known]
 
 
 def folder(name: str) -> str:
@@ -97,8 +97,8 @@ def test_imports_point_down() -> None:
 
 def test_each_library_has_one_home() -> None:
     def at_home(found: Import) -> bool:
-        on_use = found.deferred and (found.home, found.library) in INSIDE_FUNCTIONS
-        return on_use or found.home in HOMES.get(found.library, ())
+        on_use = found.deferred and (found.home, found.top) in INSIDE_FUNCTIONS
+        return on_use or found.home in HOMES.get(found.top, ())
 
     assert not [str(found) for found in their_imports() if not at_home(found)]
 

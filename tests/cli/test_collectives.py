@@ -145,7 +145,7 @@ DEVIATIONS = {
     ),
     "forward": (SHARDED, ["torch's collectives of `fsdp` of `actor` (ranks 0, 1)"]),
 }
-"""What rank 1 does otherwise -> the overrides, and parts of the error."""
+"""The deviation of rank 1 -> the overrides, and parts of the error."""
 
 
 @pytest.mark.slow

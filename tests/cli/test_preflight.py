@@ -173,7 +173,7 @@ def test_the_checkpoints_on_the_disk_at_a_time(overrides: str, count: int) -> No
 
 
 def test_this_machine_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was prepared in a fork reaches the process that starts it."""
+    """The needs of the recipe survive the pipe between the fork that reads it and its parent."""
     code, ready = prepare("recipe.yaml", [], Options())
     assert (code, capsys.readouterr().err) == (0, "") and ready is not None and ready.needs is not None
     needs = deserialize(serialize(code, ready)[1]).needs

@@ -254,7 +254,7 @@ def test_the_command_accepts_all_of_it_on_an_output_that_knows_few_letters(here:
     assert (code, wrong) == (0, "") and "rollout" in output and "?" not in output
 
 
-# What would remain of a run
+# The plan without lost workers (`--lost`)
 
 LOST = """
 name: lost

@@ -123,7 +123,7 @@ def test_wrong_recipes_are_flagged_where_the_reader_finds_them(path: Path) -> No
     pairs = [(one, other) for one in seen for other in wrong if other[: len(one)] == one[: len(other)]]
     expected = {bad for bad in wrong if bad not in CANNOT and not absent(tree, bad)}
     assert expected <= {other for _, other in pairs}
-    # That `order` names all dims is a rule's business.
+    # The schema also requires all dims in `order`; the reader leaves this to a rule.
     assert seen - {one for one, _ in pairs} <= {("components", "e", "parallel", "order")}
 
 

@@ -44,7 +44,7 @@ def test_which_values_are_secret(tmp_path: Path) -> None:
     one = loaded(tmp_path, recipe, "+vars.token='${vars.a}'", "+vars.auth=${vars.c}")
     assert paths(one) == {"vars.token", "vars.a", "vars.b", "vars.auth", "vars.c.d", "vars.c.e"}
     assert set(one.secrets.written) == {"abcdefgh", "ijklmnop"}
-    # What recipes need is none because a secret refers to it.
+    # A value of a key such as `run.dir` does not become secret when a secret refers to it.
     one = loaded(tmp_path, "run: {dir: runs}\nvars: {token: '${run.dir}/x'}\n")
     assert paths(one) == {"vars.token"} and "runs" not in one.secrets.written
     one = loaded(tmp_path, "vars: {max_new_tokens: 3, tokenizer: x, author: y}\n")

@@ -63,7 +63,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def noted() -> list[str]:
-    """What pages have written to the console or requested."""
+    """The messages on the console of the pages, and the addresses that the pages have requested."""
     return []
 
 

@@ -76,7 +76,7 @@ def test_where_a_value_is_reported(tmp_path: Path) -> None:
     assert (one.message, facts.lines(one)) == (message, [5])
     (one,) = reported(tmp_path, f'{MODEL}, temperature: "${{vars.temperature}}"', temperature="-1")
     assert (one.message, facts.lines(one)) == (message, [5, 3])
-    # Of a subclass the arguments are checked that its constructor does not name.
+    # The limits of the base class hold for the arguments that the constructor of a subclass does not name.
     (one,) = reported(tmp_path, f"{MODEL}, temperature: -1, top_p: 3", "mine.Own")
     assert one.message == "`top_p` of `sampler` is 3; it must be above 0 and at most 1"
     for value in ("0.7", '"${oc.env:T,-1}"', "hot"):

@@ -370,7 +370,7 @@ def codes_of(*given: Any, **environ: str) -> list[str]:
         ("Changed", "{model: llama, config: {num_hidden_layers: 2}}", ["MC431"]),
         ("Changed", '{model: llama, config: {num_attention_heads: "${oc.env:WHERE}"}}', []),
         ("Changed", "{model: someone/else, config: {num_attention_heads: 6}}", ["MC431", "MC438"]),
-        # What the recipe states of a model counts before what the class names.
+        # The facts in the recipe take precedence over those in the class.
         ("Base", "{model: llama}, model: {num_heads: 8}", []),
         ("Base", "{model: someone/else}, model: llama", ["MC431"]),
         ("Base", "{model: someone/else}, model: {num_heads: 8}", []),

@@ -35,7 +35,7 @@ def colocated(each: int, guest_each: int, guests: int, guest_first: bool = True)
     ],
 )
 def test_a_colocated_worker_of_several_devices_is_one_worker(made: Plan, row: str, narrow: str) -> None:
-    """Where there is little room, equal neighbors are counted group by group."""
+    """A narrow picture counts equal neighbors group by group."""
     text = draw(topology(made), 200)
     (found,) = re.findall("node 0 │ (.*) │", text)
     assert re.sub("═+", "═", " ".join(found.split())) == re.sub("═+", "═", " ".join(row.split()))
