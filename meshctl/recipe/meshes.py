@@ -13,7 +13,7 @@ from math import lcm
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.recipe.model import Cluster, Component, DeviceGroup, Recipe, Sizes
+from meshctl.recipe.model import Component, Recipe, Sizes
 from meshctl.topology.allocation import Allocation, allocate
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
@@ -64,12 +64,10 @@ WITHIN_LAYERS = ("tp", "etp", "ep")
 CLOSE_SIZES = tuple(f"{dim}_size" for dim in (*WITHIN_LAYERS, "fsdp"))
 
 
-def allocation_of(
-    recipe: Recipe, groups: Mapping[str, DeviceGroup] | None = None, cluster: Cluster | None = None
-) -> Allocation:
-    """Returns the devices of every group. `groups` and `cluster` replace those of the recipe."""
+def allocation_of(recipe: Recipe) -> Allocation:
+    """Returns the devices of every group."""
     neighbours = {name: tuple(dict.fromkeys(_neighbours(recipe, name))) for name in recipe.groups}
-    return allocate(groups or recipe.groups, cluster or recipe.cluster, neighbours)
+    return allocate(recipe.groups, recipe.cluster, neighbours)
 
 
 def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:

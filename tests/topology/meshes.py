@@ -34,10 +34,6 @@ def producer_ranks(mesh: DeviceMesh, collect: str, execute: str = "all") -> tupl
     return modes.producer_set(COLLECT[collect], EXECUTE[execute]).ranks(mesh)
 
 
-def consumer_ranks(mesh: DeviceMesh, execute: str) -> tuple[int, ...]:
-    return EXECUTE[execute].workers.ranks(mesh)
-
-
 def producers_of(mesh: DeviceMesh, execute: str, producers: int, rank: int) -> range:
     return modes.producers_of(mesh, EXECUTE[execute], producers, rank)
 
