@@ -170,7 +170,7 @@ def test_supervised_training_learns_and_repeats_itself(tmp_path: Path) -> None:
         lines = metrics(launch(folder, "sft_arithmetic.yaml", "run.steps=8", "pipeline.eval.every=8"))
         found.append([line["metrics.loss"] for line in lines])
         assert [line["step"] for line in lines if "eval.exam.reward" in line] == [8]
-    assert found[0] == found[1] and found[0][-1] < found[0][0]
+    assert found[0] == found[1] and found[0][0] > 2.3 and found[0][-1] < found[0][0] - 0.3
 
 
 @pytest.mark.slow_suite
