@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -251,36 +250,6 @@ def frozen_at_launch(place: Place) -> Measured:
         return Measured(f"{seconds:.1f} s, exit {code}: {line}", ok)
 
 
-FREEZES = """
-import runpy, subprocess, sys
-from meshctl.run.directory import RunDir
-create, (_, disk, *sys.argv) = RunDir.create, sys.argv
-def created(*where):
-    made = create(*where)
-    subprocess.run(["fsfreeze", "-f", disk], check=True)
-    return made
-RunDir.create = created
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-"""Executes a command, and freezes the disk of its run directory right after it was made."""
-
-
-def frozen_while_starting(place: Place) -> Measured:
-    """A launch that waits for the disk before it has started a process names it, and ends after a signal."""
-    with own_disk(place.folder / "runs", 24) as disk:
-        moment = time.monotonic()
-        run = place.launch(before=(sys.executable, "-c", FREEZES, str(disk)))
-        run.until(lambda: "stalled for" in run.output, "a report")
-        seconds = time.monotonic() - moment
-        [line] = [one for one in run.output.splitlines() if "stalled for" in one]
-        run.process.send_signal(signal.SIGINT)
-        run.until(lambda: "SIGINT: the launch ends" in run.output, "an answer to the signal")
-        thaw(disk)
-        code = run.end()
-        ok = code == 130 and str(disk) in line and "state D" in line and seconds < 14 * place.slack
-        return Measured(f"{seconds:.1f} s after the command, exit {code}: {line}", ok)
-
-
 def whole(rows: list[int]) -> list[int]:
     """Returns all steps up to the last row."""
     return list(range(1, len(rows) + 1))
@@ -325,12 +294,6 @@ CASES = [
     ),
     Case(17, "the disk stays frozen", "exit 5 with its path after `run.patience`", frozen_without_end),
     Case(17, "the disk is frozen at launch", "exit 4 in 10 s", frozen_at_launch),
-    Case(
-        17,
-        "the disk is frozen after the run directory was made",
-        "named in 14 s with its path, SIGINT ends it with 130",
-        frozen_while_starting,
-    ),
     Case(
         17,
         "no room for a checkpoint",

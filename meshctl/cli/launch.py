@@ -28,7 +28,6 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, Resize, engine_named
 from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
-from meshctl.engines.supervise.disk_watch import watched
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.network.addresses import joined
@@ -106,10 +105,9 @@ def launch(
     if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume, ready.whole.step)):
         print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
-    engine, folder = engine_of(ready), ready.resume.path if ready.resume else ready.plan.run.dir
+    engine = engine_of(ready)
     try:
-        with watched(str(folder)):
-            attempt = begun(ready, engine, overrides)
+        attempt = begun(ready, engine, overrides)
     except RunHeld as error:
         return refuse(error, REFUSED)
     except OSError as error:

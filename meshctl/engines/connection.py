@@ -9,20 +9,16 @@
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
                     {"type": "leave", "is_final": true}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
                     {"type": "examine", "nonce": FILE, "needs": {...}, "ports": {...}}
-                    {"type": "peers", "attempt": 2, "peers": {"1": "HOST:PORT", ...}}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
                      "moved": [["train", 0], ...]}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, STATE], ...]}
-                    {"type": "stopped", "attempt": 2, "processes": [["the agent of train", PID], ...]}
                     {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
                     {"type": "clock", "sent": SECONDS, "at": SECONDS}: what the head sent, and its own clock
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
                     {"type": "stop", "signal": 15}: the scheduler ends the job
-                    {"type": "examined", "facts": {...}, "address": "HOST:PORT", "now": SECONDS}
-                    {"type": "called", "attempt": 2, "problems": [[PEER, "HOST:PORT", "why"], ...]}: the
-                    peers that have not answered
+                    {"type": "examined", "facts": {...}, "now": SECONDS}
 
 A proof is that of `network.authentication`. Messages are plain data, and nothing is unpickled.
 """

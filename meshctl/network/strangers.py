@@ -5,7 +5,7 @@
     for peer in arrivals.receive(file): ...          # one has authenticated
     arrivals.expire(now)
 
-A peer that does not authenticate in time is dropped and counted.
+A peer that does not authenticate in time is dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from typing import Generic, Protocol, TypeVar
 
 from meshctl.network.connection import Connection, Message, ProtocolError
@@ -22,9 +22,6 @@ STRANGERS_MAX = 256
 """Maximum number of peers that authenticate at the same time."""
 STRANGER_S, CROWDED_S = 10.0, 1.0
 """Time limits for a peer to authenticate: usually, and while `STRANGERS_MAX` do."""
-HOSTS_MAX = 64
-"""The most hosts that are counted by themselves."""
-OTHERS = "other hosts"
 
 
 class Arrived(Protocol):
@@ -60,17 +57,6 @@ def overdue(peers: Collection[Peer], now: float) -> list[Peer]:
     return [one for one in peers if one.connection.peer_host == crowd and now - one.began > CROWDED_S]
 
 
-class RejectedPeers(Counter[str]):
-    """Host -> the number of its connections that were dropped."""
-
-    def note(self, host: str, count: int = 1) -> None:
-        self[host if host in self or len(self) < HOSTS_MAX else OTHERS] += count
-
-    def note_all(self, found: Mapping[str, int]) -> None:
-        for host, count in found.items():
-            self.note(str(host), int(count))
-
-
 class Arrivals(Generic[Peer]):
     def __init__(
         self,
@@ -85,8 +71,6 @@ class Arrivals(Generic[Peer]):
         self._is_accepting = True
         self._strangers: dict[int, Peer] = {}
         """File -> the peer that has it."""
-        self.dropped = RejectedPeers()
-        """The connections that were dropped."""
 
     def accept(self) -> None:
         """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
@@ -131,9 +115,7 @@ class Arrivals(Generic[Peer]):
             self._drop(one.connection.fileno())
 
     def _drop(self, file: int) -> None:
-        connection = self._strangers[file].connection
-        self.dropped.note(connection.peer_host)
-        connection.close()
+        self._strangers[file].connection.close()
         self._forget(file)
 
     def _forget(self, file: int) -> None:

@@ -47,7 +47,6 @@ further files (`event_files.py`), so that those of old steps can be folded into 
     saved               worker          {"seconds": s, "files": {PATH: {"size": bytes, "sha256": digest}}}:
                                         its part of the checkpoint of `step` is on disk
     unsaved             worker          {"error": path and reason} where that part cannot be written
-    strangers           worker          {"hosts": {ADDRESS: n}}: the connections without the token
     done                worker          nothing; after its last step
     fault               worker, agent,  {"error": line, "traceback": text, "lost": bool,
                         launcher        "peer": [GROUP, RANK], "progress": RECORD}; `lost` where a peer was

@@ -34,7 +34,6 @@ import torch.distributed as dist
 from meshctl.dataclass import dataclass
 from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.network.control_store import StoreTimeout
-from meshctl.network.strangers import RejectedPeers
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run import stack_dump
@@ -179,8 +178,6 @@ class Worker:
         self._doing = "close"
         for name, component in components.items():
             self._close(plan, name, component, last)
-        if strangers := sum((each.strangers for each in data_plane.transports), start=RejectedPeers()):
-            self._journal.write("strangers", hosts=dict(strangers))
         self._journal.write("done", step=last)
         self._journal.flush(SPACE_S)
         data_plane.close()

@@ -197,18 +197,6 @@ def test_a_stopped_worker_is_named_and_killed(launch: Launch) -> None:
     assert "error: train:1 failed in stage metrics, step" in run.output
 
 
-@pytest.mark.parametrize(
-    ("title", "name"), [("mesh train/0", "agent of train"), ("meshctl-fork", "fork server")]
-)
-def test_a_stopped_process_is_named_and_killed(launch: Launch, title: str, name: str) -> None:
-    run = launch()
-    pid = run.stop(title)
-    assert f"the {name} is stopped (SIGSTOP); `kill -CONT {pid}` continues it" in run.report()
-    run.process.send_signal(signal.SIGINT)
-    run.process.send_signal(signal.SIGTERM)
-    assert run.end() == 130 and not alive(pid)
-
-
 def test_a_worker_that_continues_is_not_ended(launch: Launch) -> None:
     run = launch("run.patience=1000")
     pid = run.stop("train:1")

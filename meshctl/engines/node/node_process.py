@@ -5,15 +5,15 @@
                                  agent per group, forked for each attempt
                                  worker ...          forked for the agents, see `forkserver`
                                  log process         writes the output of all workers, see `worker_logs`
-                                 tasks               an examination, a call of other nodes, a download
+                                 tasks               an examination, a download
 
-It connects to the head and waits. Where nodes are other machines, the head first asks it to examine itself
-and to call the other nodes. For each attempt the head sends the plan and the addresses of its stores. The
-node process downloads the models of the hub that its cache lacks (`hub_download`), and forks the agents of
-its groups. It reports the exit of each, and the attempt as ended when no process of it is left. It ends when
-the head requests it, when the connection to the head closes or is silent for longer than the lease, and on
-SIGTERM, which the kernel also sends when the launcher dies. It then kills all processes that it has started.
-Inside the job of a scheduler, it passes the first signal on to the head, and ends on the second one.
+It connects to the head and waits. Where nodes are other machines, the head first asks it to examine itself.
+For each attempt the head sends the plan and the addresses of its stores. The node process downloads the
+models of the hub that its cache lacks (`hub_download`), and forks the agents of its groups. It reports the
+exit of each, and the attempt as ended when no process of it is left. It ends when the head requests it, when
+the connection to the head closes or is silent for longer than the lease, and on SIGTERM, which the kernel
+also sends when the launcher dies. It then kills all processes that it has started. Inside the job of a
+scheduler, it passes the first signal on to the head, and ends on the second one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.forwarding import EVENTS_S, EventForwarding
-from meshctl.engines.node import forkserver, hub_download, reach, stacks, task, termination
+from meshctl.engines.node import forkserver, hub_download, stacks, task, termination
 from meshctl.engines.node.agent import AgentJob, become_agent
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.progress import POLL_S, Records
@@ -105,28 +105,22 @@ class NodeProcess:
         self._server = ForkServer(job.worker, self._records.descriptor)
         self._scratch = Scratch(job.token, job.node)
         self._logs = WorkerLogs(self._scratch)
-        self._door = reach.Door(job.node, connection.own_host, job.token)
         self._attempt: NodeAttempt | None = None
         self._download: Task | None = None
         """The download that the agents of the attempt wait for."""
         self._examination: Task | None = None
-        self._calls: Task | None = None
-        """The child that calls the other nodes."""
         self._failed: set[str] = set()
         """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
         self._code = OK
         self._is_leaving = False
-        self._stopped: list[tuple[str, int]] = []
-        """The stopped agents that were reported last."""
-        self._looked = self._silence_s = 0.0
-        """The time of the last search for stopped processes, and the seconds of the head's silence when it
-        was lost."""
+        self._silence_s = 0.0
+        """The seconds of the head's silence when it was lost."""
         self._has_passed_request = False
         """True if the head knows that a scheduler ends the job."""
         self._last_seen = time.monotonic()
         self._events = EventForwarding(job.run.events) if job.path else None
         self._beat = -math.inf
-        """The time of the last beat. The first one, which has the pid of this process, is due at once."""
+        """The time of the last beat. The first one is due at once."""
 
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if the last agent of each group has exited
@@ -140,7 +134,6 @@ class NodeProcess:
             self._pass_request()
             if writable:
                 self._connection.flush()
-            self._door.poll(ready)
             self._server.serve(ready)
             self._read_tasks(ready)
             self._reap()
@@ -161,7 +154,6 @@ class NodeProcess:
         if not self._is_leaving and not self._wakeup.is_ending:
             print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
-        self._door.close()
         self._scratch.release()
         self._logs.close()
         termination.kill_children()
@@ -170,11 +162,10 @@ class NodeProcess:
 
     def _reading(self) -> list[Any]:
         """Returns the files that this process reads."""
-        tasks = (self._download, self._examination, self._calls)
+        tasks = (self._download, self._examination)
         return [
             self._wakeup,
             self._connection,
-            *self._door.reading,
             *([] if self._logs.has_ended else [self._logs]),
             *self._server.files(),
             *(one for one in tasks if one and one.is_open),
@@ -213,8 +204,7 @@ class NodeProcess:
             self._last_seen = now
         if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
-            beat = {"type": "beat", "pid": os.getpid(), "strangers": dict(self._door.strangers)}
-            self._connection.send(beat)
+            self._connection.send({"type": "beat"})
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._silence_s = now - self._last_seen
             self._connection.close()
@@ -247,8 +237,6 @@ class NodeProcess:
             case "examine":
                 examine = partial(_examine, self._job.run, self._job.node, message)
                 self._examination = Task("meshctl-check", self._job.log, examine)
-            case "peers":
-                self._calls = Task("meshctl-call", self._job.log, partial(_call, message, self._job.token))
             case "leave":
                 self._is_leaving = True
                 goes_on = not message["is_final"] and is_in_job()
@@ -265,12 +253,7 @@ class NodeProcess:
                 self._examination = None
                 ended = ChildProcessError("the process that examines the node has ended")
                 facts = one.messages[0] if one.messages else on_node.failed(ended)
-                message = {"type": "examined", "facts": facts, "address": self._door.address}
-                self._connection.send({**message, "now": time.time()})
-        if (one := self._calls) and one in ready:
-            for message in one.receive():
-                self._connection.send(message)
-            self._calls = one if one.is_open else None
+                self._connection.send({"type": "examined", "facts": facts, "now": time.time()})
 
     def _report_download(self, download: Task) -> None:
         """Sends what a download reports to the head."""
@@ -438,24 +421,12 @@ class NodeProcess:
         stand, move = self._records.changes(time.monotonic())
         if failed or stand or move:
             self._report("progress", workers=[*failed, *stand], moved=move)
-        self._report_stopped(time.monotonic())
         if found := self._stacks.poll(time.monotonic()):
             self._report("stacks", workers=found)
 
     def _report_logs(self) -> None:
         for path, reason in self._logs.receive():
             self._report("log_problem", path=path, reason=reason)
-
-    def _report_stopped(self, now: float) -> None:
-        """Reports the agents that are stopped (SIGSTOP), with their pids, each time that they change."""
-        if now - self._looked < POLL_S:
-            return
-        self._looked = now
-        agents = self._attempt.agents if self._attempt else {}
-        stopped = [(f"the agent of {group}", pid) for pid, group in agents.items() if stacks.is_stopped(pid)]
-        if stopped != self._stopped:
-            self._stopped = stopped
-            self._report("stopped", processes=stopped)
 
     def _send_events(self) -> None:
         if self._events and self._attempt:
@@ -477,14 +448,6 @@ def _examine(run: RunDir, node: int, message: Message, writer: int) -> int:
     except Exception as error:  # a bug in a check prevents no launch
         facts = on_node.failed(error)
     task.report(writer, facts)
-    return OK
-
-
-def _call(message: Message, token: str, writer: int) -> int:
-    """Calls the other nodes, as the head asks. Sends its answer to the head."""
-    peers = {int(node): str(address) for node, address in message["peers"].items()}
-    problems = list(reach.unreached(peers, token))
-    task.report(writer, {"type": "called", "attempt": message["attempt"], "problems": problems})
     return OK
 
 

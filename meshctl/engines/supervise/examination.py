@@ -1,7 +1,6 @@
 """The head's side of the examination of nodes, before an attempt is sent to them.
 
-    all nodes have joined -> "examine" -> each node's facts -> judged together
-                          -> "peers"   -> each node calls the others -> the attempt
+    all nodes have joined -> "examine" -> each node's facts -> judged together -> the attempt
 
 A node that joins again is a newcomer until it has begun an attempt. Where the run may go on without it, it is
 refused for what it lacks, and a newcomer that joins while an attempt runs without it is examined meanwhile.
@@ -24,16 +23,10 @@ from meshctl.engines.checks.requirements import Needs
 from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.text.english import counted
 
 EXAMINE_S = 60.0
-"""Seconds within which a node must have examined itself, and again called its peers."""
-PEERS_MAX = 64
-"""The number of peers that each node calls."""
-APART_MAX = 3
-"""The number of pairs of nodes that a message names."""
+"""Seconds within which a node must have examined itself."""
 LOG = "look at the log of the node process"
-FIREWALL = "look for a firewall or a wrong route between the two"
 
 
 @dataclass(frozen=True)
@@ -42,10 +35,14 @@ class Examined:
 
     problems: tuple[Problem, ...]
 
+    @property
+    def has_failure(self) -> bool:
+        return any(one.is_failure for one in self.problems)
+
 
 @dataclass(frozen=True)
-class Apart:
-    """Nodes do not reach each other, or do not answer the head."""
+class Silent:
+    """Nodes do not answer the head."""
 
     reason: str
 
@@ -56,10 +53,10 @@ class Refused:
 
     node: int
     reason: str
-    remedy: str = FIREWALL
+    remedy: str
 
 
-Finding = Examined | Apart | Refused
+Finding = Examined | Silent | Refused
 
 
 class Examination:
@@ -78,19 +75,13 @@ class Examination:
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
         self._facts: dict[int, NodeFacts] = {}
         self._clocks: dict[int, float] = {}
-        self._addresses: dict[int, str] = {}
         self._asked: dict[int, float] = {}
         """Node -> when it was asked to examine itself, by the clock of this machine."""
         self._nonce = ""
-        self._attempt = 0
         self._nodes: Collection[int] = ()
-        self._is_judged = False
-        self._called: set[int] = set()
-        """The nodes that were requested to call their peers, in this attempt."""
-        self._problems: dict[int, dict[int, str]] = {}
-        """Node that has called its peers -> each peer that it does not reach, and why."""
         self._known: set[int] = set()
         """The nodes that have begun an attempt."""
+        self._is_judged = False
         self._fit: set[int] = set()
         """The newcomers that have passed while an attempt ran without them."""
         self._since = 0.0
@@ -98,18 +89,15 @@ class Examination:
         self.is_over = False
         """True if the nodes can begin the attempt."""
 
-    def begin(self, attempt: int, nodes: Collection[int]) -> None:
-        """Begins the round of an attempt. Nodes that have examined themselves call their peers only."""
-        self._attempt, self._nodes = attempt, nodes
-        self._is_judged = self.is_over = False
-        self._called.clear()
-        self._problems.clear()
+    def begin(self, nodes: Collection[int]) -> None:
+        """Begins the round of an attempt. Nodes that have examined themselves do not do so again."""
+        self._nodes, self._is_judged, self.is_over = nodes, False, False
 
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
-        for found in (self._facts, self._clocks, self._addresses, self._asked, self._problems):
+        for found in (self._facts, self._clocks, self._asked):
             found.pop(node, None)
-        for known in (self._known, self._called, self._fit):
+        for known in (self._known, self._fit):
             known.discard(node)
 
     def is_fit(self, node: int) -> bool:
@@ -123,16 +111,8 @@ class Examination:
         return {*self._nodes} - self._known if can_lose else set()
 
     def on_message(self, node: int, message: Message) -> None:
-        if message["type"] == "examined":
-            self._facts[node] = NodeFacts(**message["facts"])
-            self._addresses[node] = message["address"]
-            self._clocks[node] = _ahead(message["now"], self._asked.get(node, 0.0))
-        elif message["attempt"] == self._attempt:
-            us = name_of(node, self._facts)
-            self._problems[node] = {
-                peer: f"{us} does not reach {name_of(peer, self._facts)} at {address}: {problem}"
-                for peer, address, problem in message["problems"]
-            }
+        self._facts[node] = NodeFacts(**message["facts"])
+        self._clocks[node] = _ahead(message["now"], self._asked.get(node, 0.0))
 
     def poll(
         self,
@@ -152,50 +132,27 @@ class Examination:
         newcomers = self._newcomers
         if missing := [node for node in connections if node not in self._facts]:
             self._ask({node: connections[node] for node in missing if node not in self._asked}, now)
-            yield from self._silent(missing, newcomers, "examined itself", now)
+            yield from self._silent(missing, newcomers, now)
         elif not self._is_judged:
             self._is_judged = True
             self._remove_nonce()
-            yield from self._judged([*sorted({*self._nodes} - newcomers), *sorted(newcomers)], newcomers)
-        elif not self._called.issuperset(connections):
-            self._since = now
-            for node, connection in connections.items():
-                self._call(node, connection, sorted(connections))
-        elif waiting := [node for node in connections if node not in self._problems]:
-            yield from self._silent(waiting, newcomers, "called its peers", now)
-        elif apart := {(node, peer) for node, found in self._problems.items() for peer in found}:
-            yield from self._parted(apart, newcomers)
-        else:
-            self.is_over = True
-            self._known.update(self._nodes)
-
-    def _parted(self, apart: Collection[tuple[int, int]], newcomers: set[int]) -> Iterator[Finding]:
-        """Yields that nodes do not reach each other. Newcomers are refused if only they are concerned."""
-        texts = [self._problems[node][peer] for node, peer in sorted(apart)]
-        self._called.clear()  # once is enough, and the nodes that are left call again
-        self._problems.clear()
-        if newcomers and all(newcomers & {*pair} for pair in apart):
-            concerned = sorted(newcomers & {node for pair in apart for node in pair})
-            yield from (Refused(node, _shortened(texts)) for node in concerned)
-        else:
-            yield Apart(f"{_shortened(texts)}; all of them reach the head: {FIREWALL}")
+            found = [*self._judged([*sorted({*self._nodes} - newcomers), *sorted(newcomers)], newcomers)]
+            if not any(isinstance(one, Refused) or one.has_failure for one in found):
+                self.is_over = True
+                self._known.update(self._nodes)
+            yield from found
 
     def _admit(self, newcomers: Mapping[int, Connection], now: float) -> Iterator[Finding]:
         """Examines newcomers while an attempt runs without them."""
         self._ask({node: one for node, one in newcomers.items() if node not in self._asked}, now)
-        for node, connection in newcomers.items():
-            if node in self._problems:
-                if texts := list(self._problems.pop(node).values()):
-                    yield Refused(node, _shortened(texts))
-                else:
-                    self._fit.add(node)
-            elif node in self._facts and node not in self._called:
+        for node in newcomers:
+            if node in self._facts and node not in self._fit:
                 found = list(self._judged([*sorted(self._nodes), node], {node}))
                 yield from found
                 if not found:
-                    self._call(node, connection, sorted({*self._nodes, node}))
+                    self._fit.add(node)
         if waiting := [node for node in newcomers if node not in self._facts]:
-            yield from self._silent(waiting, {*waiting}, "examined itself", now)
+            yield from self._silent(waiting, {*waiting}, now)
         else:
             self._remove_nonce()
 
@@ -212,12 +169,6 @@ class Examination:
                 {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "ports": self._ports}
             )
 
-    def _call(self, node: int, connection: Connection, nodes: list[int]) -> None:
-        """Requests a node to call its peers among some nodes."""
-        self._called.add(node)
-        peers = {str(peer): self._addresses[peer] for peer in peers_of(node, nodes)}
-        connection.send({"type": "peers", "attempt": self._attempt, "peers": peers})
-
     def _remove_nonce(self) -> None:
         if self._nonce:
             with suppress(OSError):
@@ -225,15 +176,15 @@ class Examination:
         self._nonce = ""
 
     def _silent(
-        self, nodes: Collection[int], newcomers: Collection[int], what: str, now: float
-    ) -> Iterator[Apart | Refused]:
+        self, nodes: Collection[int], newcomers: Collection[int], now: float
+    ) -> Iterator[Silent | Refused]:
         if now - self._since <= EXAMINE_S:
             return
-        within = f"has not {what} within {EXAMINE_S:.0f} s"
+        within = f"has not examined itself within {EXAMINE_S:.0f} s"
         if {*newcomers}.issuperset(nodes):
             yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)
         else:
-            yield Apart(f"{across_nodes.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
+            yield Silent(f"{across_nodes.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
 
     def _judged(self, nodes: Iterable[int], newcomers: Collection[int]) -> Iterator[Examined | Refused]:
         """Yields the newcomers that have failed, each with its first failure, and in a round the problems of
@@ -249,18 +200,6 @@ class Examination:
         if not self.is_over:
             others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
             yield Examined(tuple(others))
-
-
-def _shortened(texts: list[str]) -> str:
-    more = len(texts) - APART_MAX
-    return "; ".join([*texts[:APART_MAX], *([f"{counted(more, 'pair')} more"] if more > 0 else [])])
-
-
-def peers_of(node: int, nodes: list[int]) -> list[int]:
-    """Returns the nodes that a node calls: all others, or of more than `PEERS_MAX` some at even distances."""
-    place, count = nodes.index(node), len(nodes)
-    called = min(count - 1, PEERS_MAX)
-    return [nodes[(place + 1 + step * (count - 1) // called) % count] for step in range(called)]
 
 
 def _ahead(theirs: float, asked: float) -> float:

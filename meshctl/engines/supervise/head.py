@@ -121,10 +121,8 @@ class Head:
     def _made_watches(self) -> list[Watch]:
         """Returns all watches, that of this process first."""
         session, nodes, orderly = self._session, self._nodes, self._orderly
-        progress = ProgressWatch(
-            self._attempt, nodes.ask_stacks, lambda: nodes.local_pids, lambda: orderly.is_agreeing
-        )
-        own: list[Watch] = [session.watch, session.files, session.strangers]
+        progress = ProgressWatch(self._attempt, nodes.ask_stacks, lambda: orderly.is_agreeing)
+        own: list[Watch] = [session.watch, session.files]
         return [*own, self._collectives, progress, Stragglers(), Clocks()]
 
     def follow(self) -> Outcome:
@@ -149,7 +147,6 @@ class Head:
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
-        self._warn(self._session.strangers.at_end())
         self._poll()  # observers see the warnings
         return outcome
 

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
-from meshctl.engines.supervise.examination import Apart, Examination, Examined, Refused
+from meshctl.engines.supervise.examination import Examination, Examined, Refused, Silent
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
 from meshctl.network.strangers import Arrivals
@@ -70,12 +70,8 @@ class _Node:
     last_seen: float = 0.0
     host: str = ""
     """The address from which it has connected last; empty if it has not."""
-    pid: int = 0
-    """The pid of its process; 0 while it is unknown."""
     clock_readings: int = 0
     """The number of readings of its clock since its last beat."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """The connections that it has dropped, by host."""
     has_joined: bool = False
     """True if it has connected before."""
     has_begun: bool = False
@@ -141,16 +137,6 @@ class Nodes:
         """The lost nodes, which must be restarted before another attempt."""
         return [number for number, node in self._nodes.items() if node.is_lost]
 
-    @property
-    def local_pids(self) -> dict[int, int]:
-        """Node -> the pid of its node process, if all nodes are on this machine and therefore need no
-        lease."""
-        return {number: node.pid for number, node in self._nodes.items() if node.pid and not self._lease_s}
-
-    def all_dropped(self) -> list[Mapping[str, int]]:
-        """Returns the connections that the head and each node have dropped, by host."""
-        return [self._arrivals.dropped, *(node.dropped for node in self._nodes.values())]
-
     def has_joined(self, number: int) -> bool:
         """Returns whether a node has connected, now or earlier."""
         return number in self._nodes and self._nodes[number].has_joined
@@ -189,7 +175,7 @@ class Nodes:
             node.generations = {}
         self._began = self._polled = time.monotonic()
         if self._examination:
-            self._examination.begin(int(self._attempt["number"]), groups)
+            self._examination.begin(groups)
         self._send_attempt()
 
     def _send_attempt(self) -> None:
@@ -318,7 +304,7 @@ class Nodes:
         }
         was_over, reports = examination.is_over, list[Report]()
         for found in examination.poll(connections, now, idle):
-            if isinstance(found, Apart):
+            if isinstance(found, Silent):
                 reports.append(NodeLost(-1, found.reason, is_unfit=self._attempt["number"] == 0))
             elif isinstance(found, Refused):
                 reports += self._refuse(found)
@@ -397,7 +383,7 @@ class Nodes:
         kind, name = message["type"], self.named(number)
         if kind in ("beat", "clock"):
             return self._on_beat(number, node, message)
-        if kind in ("examined", "called"):
+        if kind == "examined":
             if self._examination:
                 self._examination.on_message(number, message)
             return []
@@ -423,7 +409,7 @@ class Nodes:
         received = time.monotonic()
         is_beat = message["type"] == "beat"
         if is_beat:
-            node.pid, node.clock_readings, node.dropped = message["pid"], 0, message["strangers"]
+            node.clock_readings = 0
         if self._reads_clocks and node.clock_readings < CLOCK_READINGS:
             node.clock_readings += 1
             node.send({"type": "clock", "sent": time.monotonic()})

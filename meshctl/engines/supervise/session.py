@@ -17,7 +17,6 @@ from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
-from meshctl.engines.supervise.watches import StrangerWatch
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import Device
 from meshctl.run.events import Event, Journal, Observer
@@ -106,6 +105,5 @@ class Session:
     watch: LauncherWatch
     is_over: Callable[[], bool]
     """Returns whether `run.time_limit` is over."""
-    strangers: StrangerWatch
     elastic: Elastic
     restarts: Restarts

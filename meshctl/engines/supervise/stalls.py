@@ -1,6 +1,6 @@
 """Finds workers that do not advance, and ends a run that they hold up.
 
-    watch = ProgressWatch(attempt, nodes.ask_stacks, lambda: nodes.local_pids, is_stopping)
+    watch = ProgressWatch(attempt, nodes.ask_stacks, is_stopping)
     watch.add(event, now); watch.receive(message, now)
     for found in watch.poll(now): ...        # reports, and the reason of the end
 
@@ -15,10 +15,6 @@ the workers that hold up the run, the chain of waits, and the stacks:
       train:0 waits for train:1: `all_reduce sum` at parts.py:31
       train:1, innermost frame first:
         parts.py:14 in update
-
-Agents and node processes that are stopped (SIGSTOP) end nothing and report nothing, while their workers may
-go on. A node process reports its agents. The supervisor looks at node processes itself, if they are on its
-machine; on another one, the lease ends a node that is silent.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node.stacks import ProcessState, is_stopped
+from meshctl.engines.node.stacks import ProcessState
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.waits import (
@@ -242,11 +238,6 @@ class StallWatch:
                 break
         return []
 
-    @property
-    def advanced(self) -> float:
-        """The time at which an event of any worker last arrived."""
-        return max(self._advanced.values(), default=self._now)
-
     def take_continued(self) -> list[tuple[Worker, float]]:
         """Returns the workers that were reported and have advanced since, with the seconds for which they had
         not. Each one is returned once, and none after a stall has ended the run or a group: its workers no
@@ -447,17 +438,12 @@ CHAIN_MAX = 6
 """Maximum number of waits that a report shows."""
 SHOWN_MAX = 2
 """Maximum number of workers whose stacks a report shows."""
-PRESSURE_MIN = 10.0
-"""Percentage of the time from which on a report mentions that a machine waits for memory or disks."""
-GB = 1e9
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
 _BACKGROUND = f"{_RUNTIME}background.py"
 """The file that runs a thread beside training, and waits for it."""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
-_OUTER = re.compile(r"\(meshctl/runtime/(call|worker)\.py")
-"""A line of py-spy whose frame calls a component."""
 _CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
 """The files that call a component: frames outside of them are not the user's."""
 
@@ -522,14 +508,7 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
         yield f"{name} is stopped; `kill -CONT {state.pid}` continues it"
     elif state.state == "D":
         waits_in = f" in `{state.waits_in}`" if state.waits_in else ""
-        what = f"the disk of {state.file}" if state.file else "a disk or a device"
-        yield f"{name} waits for {what}{waits_in} (state D)"
-    if state.swapped_bytes:
-        yield f"{name} has {state.swapped_bytes / GB:.1f} GB in swap"
-    for what, percent in (("memory (swapping)", state.memory_pressure), ("disks", state.disk_pressure)):
-        if percent >= PRESSURE_MIN:
-            yield f"all tasks of its machine waited for {what} in {percent:.0f} % of the last 10 s"
-    yield from state.devices
+        yield f"{name} waits for a disk or a device{waits_in} (state D)"
     frames = frames_of(state)
     if frames:
         yield f"{name}, innermost frame first:"
@@ -541,7 +520,7 @@ def frames_of(state: ProcessState) -> Sequence[str]:
     innermost first, and then the innermost frame of a library. Without such frames, returns the frames of
     meshctl."""
     if not state.stack:
-        return native_frames(state.native)
+        return []
     lines = _shown_thread(state.stack)
     found = [Frame(**match.groupdict()) for line in lines if (match := _FRAME.match(line))]
     end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
@@ -561,17 +540,6 @@ def _shown_thread(stack: str) -> Sequence[str]:
         return main
     others = (text.splitlines()[1:] for text in stack.partition("Current thread")[0].split("Thread 0x"))
     return next((lines for lines in others if any(_BACKGROUND in line for line in lines)), main)
-
-
-def native_frames(text: str) -> Sequence[str]:
-    """Returns the frames of the main thread in py-spy's report, innermost first."""
-    _, found, rest = text.partition('"MainThread"\n')
-    lines = rest.splitlines() if found else []
-    outer = (
-        number for number, line in enumerate(lines) if _OUTER.search(line) or not line.startswith("    ")
-    )
-    end = next(outer, len(lines))
-    return [line.strip() for line in lines[:end]]
 
 
 def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:
@@ -611,81 +579,7 @@ def stacks_of(stall: Stall) -> Iterator[str]:
     for worker, state in stall.states.items():
         waits_in = f", in `{state.waits_in}`" if state.waits_in else ""
         yield f"{name_of(worker)}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
-        yield from filter(None, (state.stack, state.native))
-
-
-LOOK_S = 1.0
-"""Seconds between two looks at node processes."""
-
-UNKNOWN_S = 2.0
-"""Maximum number of seconds between the stop of a process and the poll that notices it, on a busy machine."""
-
-Process = tuple[int, str, int]
-"""Node, name in messages and pid."""
-
-
-class StoppedWatch:
-    def __init__(
-        self, patience_s: float, report_s: float, is_stopped: Callable[[int], bool] = is_stopped
-    ) -> None:
-        """`patience_s` is `run.patience`; 0 for no limit. A process is reported after `report_s`."""
-        self._patience_s, self._report_s = patience_s or math.inf, report_s
-        self._is_stopped = is_stopped
-        self._since: dict[Process, float] = {}
-        """A stopped process -> the time since which it is known to be stopped."""
-        self._reported: set[Process] = set()
-        self._noted: dict[int, set[Process]] = {}
-        """Node -> its last report."""
-        self._polled = -math.inf
-        self._is_over = False
-        """True if a stopped process has ended the run."""
-
-    @property
-    def has_any(self) -> bool:
-        """True if a process is stopped now."""
-        return bool(self._since)
-
-    def note(self, node: int, processes: Iterable[tuple[str, int]]) -> None:
-        """Notes the stopped agents of a node."""
-        self._noted[node] = {(node, what, pid) for what, pid in processes}
-
-    def poll(self, now: float, node_pids: Mapping[int, int]) -> list[str]:
-        """Returns a line for each process that has been stopped for too long, once. `node_pids` are the
-        node processes on this machine."""
-        if now - self._polled < LOOK_S:
-            return []
-        if now - self._polled > JUMP_S:  # this process was itself stopped
-            self._since.clear()
-        self._polled = now
-        stopped = {process for noted in self._noted.values() for process in noted}
-        stopped |= {
-            (node, "the fork server" if len(node_pids) == 1 else f"the node process of node {node}", pid)
-            for node, pid in node_pids.items()
-            if self._is_stopped(pid)
-        }
-        self._since = {process: self._since.get(process, now) for process in stopped}
-        self._reported &= stopped
-        due = [
-            process
-            for process, since in sorted(self._since.items())
-            if now - since >= self._report_s - UNKNOWN_S and process not in self._reported
-        ]
-        self._reported.update(due)
-        return [
-            f"stalled for {now - self._since[process] + LOOK_S:.0f} s: {process[1]} is stopped (SIGSTOP); "
-            f"`kill -CONT {process[2]}` continues it"
-            for process in due
-        ]
-
-    def expired(self, now: float, advanced: float) -> str:
-        """Returns why the run ends, once: a process is stopped and no worker advances; empty otherwise.
-        `advanced` is when a worker has last advanced."""
-        for (_, what, _), since in self._since.items():
-            if now - max(since, advanced) >= self._patience_s and not self._is_over:
-                self._is_over = True
-                advanced_text = f"no worker has advanced for {self._patience_s:.0f} s (`run.patience`)"
-                return f"{what} is stopped (SIGSTOP), and {advanced_text}"
-        return ""
+        yield state.stack
 
 
 class ProgressWatch(Watch):
@@ -695,17 +589,15 @@ class ProgressWatch(Watch):
         self,
         attempt: Attempt,
         ask_stacks: Callable[[int, Sequence[tuple[str, int, int]]], None],
-        local_pids: Callable[[], Mapping[int, int]],
         is_stopping: Callable[[], bool],
     ) -> None:
-        """`ask_stacks` requests the states and stacks of workers from a node, `local_pids` returns the pids
-        of the node processes on this machine, and `is_stopping` whether the workers agree on a last step."""
+        """`ask_stacks` requests the states and stacks of workers from a node, and `is_stopping` returns
+        whether the workers agree on a last step."""
         self._plan, self._log = attempt.plan, attempt.run.stalls
-        self._local_pids, self._is_stopping = local_pids, is_stopping
+        self._is_stopping = is_stopping
         self._is_debugged = bool(attempt.start.debug)
         """True if somebody debugs a worker, so that no limit holds."""
         self._stalls = StallWatch(attempt.plan, ask_stacks, is_suspended=self._is_debugged)
-        self._stopped = StoppedWatch(attempt.plan.run.patience, LIMITS.report_s)
 
     def add(self, event: Event, now: float) -> None:
         self._stalls.add(event, now)
@@ -723,31 +615,19 @@ class ProgressWatch(Watch):
             case {"type": "stacks", "workers": workers}:
                 for group, rank, state in workers:
                     self._stalls.answer(group, rank, ProcessState(**state))
-            case {"type": "stopped", "node": node, "processes": processes}:
-                self._stopped.note(node, processes)
 
     def poll(self, now: float) -> Iterator[Finding]:
         if self._is_debugged:
             return
         for stall in self._stalls.poll(now, self._is_stopping()):
-            if not self._is_of_stopped(stall):
-                yield self._report(stall)
+            yield self._report(stall)
         for worker, seconds in self._stalls.take_continued():
             name = name_of(worker)
             text = f"{name} advances again, after {seconds:.0f} s"
             yield Note("stall", {"workers": [], "advanced": [name], "seconds": seconds, "text": [text]})
-        if (expired := self._stalls.take_expired()) and not self._is_of_stopped(expired):
+        if expired := self._stalls.take_expired():
             log_stall(self._log, stacks_of(expired))
             yield Fault(cause_of(self._plan, expired, str(self._log)))
-        for line in self._stopped.poll(now, self._local_pids()):
-            yield Note("stall", {"workers": [], "seconds": LIMITS.report_s, "text": [line]})
-        if reason := self._stopped.expired(now, self._stalls.advanced):
-            yield Fault(Cause(Priority.OWN, reason))
-
-    def _is_of_stopped(self, stall: Stall) -> bool:
-        """Returns whether the workers of a stall have ended, or are unknown, and a stopped process has not
-        reported it."""
-        return self._stopped.has_any and all(one.state in ("", "Z") for one in stall.states.values())
 
     def _report(self, stall: Stall) -> Note:
         text = report_of(self._plan, stall)

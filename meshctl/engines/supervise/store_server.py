@@ -84,8 +84,6 @@ class StoreServer:
         self._numbers = count()
         self._epoll = select.epoll()
         self._arrivals = Arrivals(listener, self._epoll, partial(_Peer, token=token))
-        self.dropped = self._arrivals.dropped
-        """The connections that were dropped because they did not prove that they have the token."""
         self._closing, self._closed = socket.socketpair()
         self._epoll.register(self._closed.fileno(), select.EPOLLIN)
         self._thread = threading.Thread(target=self._serve, daemon=True, name="control store")

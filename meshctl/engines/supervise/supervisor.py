@@ -37,7 +37,6 @@ from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.session import FAILED, UNFIT, Observers, Outcome, Session
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.store_server import StoreServer
-from meshctl.engines.supervise.watches import StrangerWatch
 from meshctl.network import addresses
 from meshctl.network.addresses import joined
 from meshctl.network.authentication import TOKEN_VARIABLE, new_token
@@ -96,10 +95,6 @@ class Stores:
         self._client = StoreClient(self._control_address, token)
         return self._client
 
-    def dropped(self) -> Mapping[str, int]:
-        """Returns the connections to the control store that were dropped, by host."""
-        return dict(self._server.dropped) if self._server else {}
-
     def close(self) -> None:
         self._torch_store = None
         if self._client:
@@ -157,7 +152,6 @@ class Supervisor:
                 self._signals,
                 watch,
                 lambda: self._clock() >= ends_at,
-                StrangerWatch(lambda: [*nodes.all_dropped(), stores.dropped()]),
                 Elastic(job.plan, job.resize and partial(nodes.while_beating, job.resize)),
                 Restarts(job.plan.run.restarts),
             )

@@ -10,16 +10,14 @@ The larger watches have files of their own: `stalls`, `collective_check`, `disk_
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meshctl.engines.supervise.cause import Cause
 from meshctl.network.connection import Message
-from meshctl.network.strangers import RejectedPeers
 from meshctl.run.clock_offset import Offset
 from meshctl.run.events import Event
-from meshctl.text.english import counted
 
 
 class Note(NamedTuple):
@@ -144,43 +142,6 @@ class Stragglers(Watch):
     def poll(self, now: float = 0.0) -> Iterator[Note]:
         found, self._warnings = self._warnings, []
         yield from map(warning, found)
-
-
-HOSTS_MAX = 3
-"""The number of hosts that a report about strangers names."""
-
-
-class StrangerWatch(Watch):
-    """Reports connections that processes of the run have dropped, because their peers did not have its token:
-    the first ones at once, and the number at the end."""
-
-    def __init__(self, sources: Callable[[], Iterable[Mapping[str, int]]]) -> None:
-        """`sources` returns what the listeners of the head and of the nodes have counted."""
-        self._sources = sources
-        self._of_workers = RejectedPeers()
-        self._reported = 0
-
-    def add(self, event: Event, now: float = 0.0) -> None:
-        if event.name == "strangers":
-            self._of_workers.note_all(event.value["hosts"])
-
-    def poll(self, now: float = 0.0) -> Iterator[Note]:
-        if not self._reported:
-            yield from map(warning, self.at_end())
-
-    def at_end(self) -> Iterator[str]:
-        """Yields a report of all, unless it was given already."""
-        found = RejectedPeers(self._of_workers)
-        for source in self._sources():
-            found.note_all(source)
-        total = sum(found.values())
-        if total > self._reported:
-            self._reported = total
-            hosts = sorted(found, key=lambda host: (-found[host], host))
-            more = len(hosts) - HOSTS_MAX
-            names = ", ".join([*hosts[:HOSTS_MAX], *([f"{more} more"] if more > 0 else [])])
-            were = "was" if total == 1 else "were"
-            yield f"{counted(total, 'connection')} without the token of this run {were} dropped, from {names}"
 
 
 class Clocks(Watch):

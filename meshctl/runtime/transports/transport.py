@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from meshctl.network.strangers import RejectedPeers
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 
 EMPTY = torch.empty(0, dtype=torch.uint8)
@@ -73,8 +72,6 @@ class Transport:
     """True if several job ranks may write to one frame, each to a part of it."""
     inline_max = 0
     """Largest frame, in bytes, for `post_inline`."""
-    strangers = RejectedPeers()
-    """The connections that were dropped, because their peers did not have the token."""
 
     def alloc(self, nbytes: int) -> Tensor | None:
         """Returns uint8 `[nbytes]` that receivers can read in place; None if there is no such memory."""

@@ -12,12 +12,11 @@ import pytest
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.supervise.examination import (
     EXAMINE_S,
-    Apart,
     Examination,
     Examined,
     Finding,
     Refused,
-    peers_of,
+    Silent,
 )
 from meshctl.plan.model import Cluster, Group, Plan, Run
 from meshctl.run.directory import RunDir
@@ -40,33 +39,23 @@ class Nodes:
         self.run = RunDir(folder)
         self.examination = Examination(PLAN, self.run, Needs(), True, can_lose=can_lose)
         self.sent: Any = {node: Sent() for node in range(3)}
-        self.examination.begin(0, range(3))
+        self.examination.begin(range(3))
 
     def poll(self, now: float = 0.0, idle: Collection[int] = ()) -> list[Finding]:
         connections = dict(self.sent)
         apart = {node: connections.pop(node) for node in idle}
         return list(self.examination.poll(connections, now, apart))
 
-    def examine(self, attempt: int = 0, **unreached: list[int]) -> list[Finding]:
-        """Lets all nodes begin an attempt. `n1=[2]` are the peers that node 1 does not reach."""
-        self.examination.begin(attempt, range(3))
+    def examine(self) -> list[Finding]:
+        """Lets all nodes begin an attempt."""
         self.poll()
         for node in range(3):
             self.report(node)
-        found = [*self.poll(), *self.poll()]
-        for node in range(3):
-            self.called(node, *unreached.get(f"n{node}", ()), attempt=attempt)
-        return [*found, *self.poll()]
-
-    def called(self, node: int, *unreached: int, attempt: int = 0) -> None:
-        """A node has called its peers, and has not reached some."""
-        problems = [(peer, f"10.0.0.{peer}:7", "it does not answer") for peer in unreached]
-        self.examination.on_message(node, {"type": "called", "attempt": attempt, "problems": problems})
+        return self.poll()
 
     def report(self, node: int, **facts: Any) -> None:
         facts = {"host": f"h{node}", "torch": "2.9.0", **facts}
-        message = {"type": "examined", "attempt": 0, "facts": facts, "now": time.time()}
-        self.examination.on_message(node, {**message, "address": f"10.0.0.{node}:7"})
+        self.examination.on_message(node, {"type": "examined", "facts": facts, "now": time.time()})
 
     def kinds(self, node: int) -> list[str]:
         return [message["type"] for message in self.sent[node].messages]
@@ -87,32 +76,19 @@ def elastic(tmp_path: Path) -> Nodes:
     return found
 
 
-def test_nodes_examine_themselves_call_their_peers_and_begin(nodes: Nodes) -> None:
+def test_nodes_examine_themselves_and_begin(nodes: Nodes) -> None:
     assert nodes.poll() == [] and nodes.kinds(1) == ["examine"]
     nonce = nodes.sent[1].messages[0]["nonce"]
     assert (nodes.run.path / nonce).read_text() == nonce
     for node in range(3):
+        assert nodes.poll() == [] and not nodes.examination.is_over
         nodes.report(node)
     assert nodes.poll() == [Examined(())] and not (nodes.run.path / nonce).exists()
-    assert nodes.poll() == [] and nodes.kinds(1) == ["examine", "peers"]
-    assert nodes.sent[1].messages[1]["peers"] == {"2": "10.0.0.2:7", "0": "10.0.0.0:7"}
-    for node in range(3):
-        assert not nodes.examination.is_over
-        nodes.called(node)
-        nodes.poll()
     assert nodes.examination.is_over
     nodes.examination.forget(1)
-    nodes.examination.begin(1, range(3))
+    nodes.examination.begin(range(3))
     nodes.poll()
-    assert [nodes.kinds(node).count("examine") for node in range(3)] == [1, 2, 1], "only the one that left"
-
-
-def test_a_wall_names_both_nodes_and_the_address_once_all_have_reported(nodes: Nodes) -> None:
-    _, found = nodes.examine(n1=[2], n2=[1])
-    assert isinstance(found, Apart)
-    assert "node 1 (h1) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer" in found.reason
-    assert "node 2 (h2) does not reach node 1 (h1) at 10.0.0.1:7" in found.reason
-    assert nodes.poll() == []
+    assert [len(nodes.kinds(node)) for node in range(3)] == [1, 2, 1], "only the one that left"
 
 
 def test_nothing_is_asked_while_a_node_is_missing_or_after_it_was_given_up(nodes: Nodes) -> None:
@@ -129,39 +105,35 @@ def test_nodes_that_do_not_answer_are_named(nodes: Nodes) -> None:
     nodes.report(2)
     assert nodes.poll(EXAMINE_S - 1) == []
     [found] = nodes.poll(EXAMINE_S + 1)
-    assert isinstance(found, Apart) and found.reason.startswith("node 1 has not examined itself within 60 s")
+    assert isinstance(found, Silent) and found.reason.startswith("node 1 has not examined itself within 60 s")
 
 
 def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes) -> None:
-    elastic.examination.begin(1, [1, 2])
+    elastic.examination.begin([1, 2])
     elastic.examination.is_over = True
     assert elastic.poll(5.0, idle=[0]) == [] and elastic.kinds(0) == ["examine"]
     nonce = elastic.sent[0].messages[0]["nonce"]
-    assert (elastic.run.path / nonce).exists()
+    assert (elastic.run.path / nonce).exists() and not elastic.examination.is_fit(0)
     elastic.report(0)
-    assert elastic.poll(5.0, idle=[0]) == [] and elastic.kinds(0) == ["examine", "peers"]
-    assert not (elastic.run.path / nonce).exists() and {*elastic.sent[0].messages[1]["peers"]} == {"1", "2"}
-    assert not elastic.examination.is_fit(0)
-    elastic.called(0, attempt=1)
     assert elastic.poll(5.0, idle=[0]) == [] and elastic.examination.is_fit(0)
+    assert not (elastic.run.path / nonce).exists()
 
 
 @pytest.mark.parametrize("is_idle", [True, False], ids=["beside an attempt", "in the next attempt"])
 @pytest.mark.parametrize(
-    ("facts", "unreached", "reason"),
+    ("facts", "reason"),
     [
-        ({"torch": "2.8.0"}, [], "node 0 (h0): torch: 2.8.0, and node 1 (h1) has 2.9.0"),
-        ({"shares_files": False}, [], "node 0 (h0): run directory: "),
-        ({}, [2], "node 0 (h0) does not reach node 2 (h2) at 10.0.0.2:7: it does not answer"),
-        (None, [], "node 0 has not examined itself within 60 s"),
+        ({"torch": "2.8.0"}, "node 0 (h0): torch: 2.8.0, and node 1 (h1) has 2.9.0"),
+        ({"shares_files": False}, "node 0 (h0): run directory: "),
+        (None, "node 0 has not examined itself within 60 s"),
     ],
-    ids=["version", "files", "wall", "silence"],
+    ids=["version", "files", "silence"],
 )
 def test_a_newcomer_that_lacks_something_is_refused(
-    elastic: Nodes, facts: dict[str, Any] | None, unreached: list[int], reason: str, is_idle: bool
+    elastic: Nodes, facts: dict[str, Any] | None, reason: str, is_idle: bool
 ) -> None:
     """It is compared with the others, also if it is the first node."""
-    elastic.examination.begin(1, [1, 2] if is_idle else range(3))
+    elastic.examination.begin([1, 2] if is_idle else range(3))
     elastic.examination.is_over = is_idle
     idle = [0] if is_idle else []
     found = elastic.poll(5.0, idle)
@@ -169,23 +141,10 @@ def test_a_newcomer_that_lacks_something_is_refused(
         found += [*elastic.poll(4.0 + EXAMINE_S, idle), *elastic.poll(6.0 + EXAMINE_S, idle)]
     else:
         elastic.report(0, **facts)
-        found += [*elastic.poll(5.0, idle), *elastic.poll(5.0, idle)]
-        for node in range(3 if unreached else 0):
-            elastic.called(node, *(unreached if node == 0 else ()), attempt=1)
         found += elastic.poll(5.0, idle)
     refused = next(one for one in found if not isinstance(one, Examined))
     assert isinstance(refused, Refused) and refused.node == 0 and refused.reason.startswith(reason)
-    assert not elastic.examination.is_fit(0)
-
-
-def test_a_wall_around_a_newcomer_refuses_it_and_one_between_others_does_not(elastic: Nodes) -> None:
-    _, found = elastic.examine(1, n2=[0])
-    assert isinstance(found, Refused) and found.node == 0
-    elastic.poll()
-    for node, unreached in ((0, []), (1, [2]), (2, [0])):
-        elastic.called(node, *unreached, attempt=1)
-    [found] = elastic.poll()
-    assert isinstance(found, Apart), "both have begun an attempt before"
+    assert not elastic.examination.is_fit(0) and elastic.examination.is_over == is_idle
 
 
 @pytest.mark.parametrize(("can_lose", "begun"), [(True, False), (False, False), (False, True)])
@@ -196,16 +155,10 @@ def test_where_all_nodes_are_new_or_needed_none_is_refused(
     if begun:
         found.examine()
         found.examination.forget(1)
-        found.examination.begin(1, range(3))
+        found.examination.begin(range(3))
     found.poll()
     for node in [1] if begun else range(3):
         found.report(node, shares_files=node != 1)
     [problems] = found.poll()
     assert isinstance(problems, Examined) and problems.problems[0].is_failure
-
-
-def test_the_peers_of_a_large_run_are_spread_over_it() -> None:
-    found = peers_of(10, list(range(1000)))
-    assert len(set(found)) == 64 and 10 not in found
-    assert {peer // 100 for peer in found} == set(range(10))
-    assert sorted(peers_of(1, [0, 1, 2, 3])) == [0, 2, 3]
+    assert not found.examination.is_over

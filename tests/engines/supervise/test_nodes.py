@@ -178,7 +178,7 @@ def test_silent_strangers_make_room(
         b"",
     ],
 )
-def test_a_stranger_is_dropped_and_counted(
+def test_a_stranger_is_dropped(
     listener: socket.socket, server: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not words:
@@ -206,11 +206,10 @@ def test_a_stranger_is_dropped_and_counted(
                 break
     assert b"attempt" not in answer and b"value" not in answer
     if nodes:
-        assert nodes.all_dropped()[0] == {"127.0.0.1": 1} and not nodes.has_joined(0)
+        assert not nodes.has_joined(0)
         nodes.close()
     if store:
         store.close()
-        assert store.dropped == {"127.0.0.1": 1}
 
 
 def test_a_machine_without_free_ports_refuses_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,8 +29,6 @@ import torch
 from torch import Tensor
 
 from meshctl.network.addresses import listen
-from meshctl.network.connection import host_of
-from meshctl.network.strangers import RejectedPeers
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, bytes_of
@@ -75,7 +73,6 @@ class TcpTransport(Transport):
         self._to: dict[int, Connection] = {}
         self._from: dict[int, Connection] = {}
         self._strangers: dict[Connection, None] = {}
-        self.strangers = RejectedPeers()
         self._replaced: list[Connection] = []
         """Connections of older generations. Their sockets stay open: a thread may be about to use one."""
         self._allocator = CachingAllocator()
@@ -323,7 +320,6 @@ class TcpTransport(Transport):
         if connection.job_rank < 0:
             self.receiver.remove(connection.sock.fileno())
             self._strangers.pop(connection, None)
-            self.strangers.note(host_of(connection.sock))
             connection.sock.close()
         else:
             self.receiver.end(connection.sock)
