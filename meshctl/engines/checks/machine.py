@@ -6,15 +6,11 @@ checks = problems(requirements)     # those for which `launch` refuses to start 
 
 from __future__ import annotations
 
-import errno
 import math
-import mmap
 import os
 import platform
 import resource
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +21,6 @@ from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
 from meshctl.engines.checks.disk import check_disk, not_answered
 from meshctl.engines.checks.fork import in_fork, in_one_line
 from meshctl.engines.checks.requirements import MIB, Requirements, amount
-from meshctl.engines.node.worker_env import LOOPBACK
 from meshctl.package import (
     PACKAGE_DIR,
     installed_version,
@@ -43,8 +38,7 @@ from meshctl.text.english import counted
 
 BLOCKED_S = 5.0
 """Seconds within which the disk must answer."""
-CONNECT_S = 5.0
-MIN_SHM_BYTES, MIN_ADDRESS_BYTES = 512 * MIB, 512 * MIB
+MIN_SHM_BYTES = 512 * MIB
 FILES, FILES_PER_WORKER, MAX_FILES_PER_WORKER = 35, 3, 16
 """Open files. The supervisor and the node process have a few for each worker. A run of 2, 3, 9 and 18 workers
 of components fails with 40, 42, 65 and 96."""
@@ -55,7 +49,7 @@ TASKS, TASKS_PER_WORKER, MAX_TASKS_PER_WORKER = 4, 2, 48
 def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
     """Returns all checks, in the order of the topics. `smi` is the report of nvidia-smi, if it is known."""
     found = list[Check]()
-    for topic in (check_versions, check_network, check_memory, check_limits):
+    for topic in (check_versions, check_memory, check_limits):
         found += _guarded(topic.__name__, topic, requirements)
     found += _guarded("check_devices", lambda asked: check_devices(asked, smi or nvidia_smi()), requirements)
     found += _guarded("check_disk", _check_disk, requirements)
@@ -114,59 +108,10 @@ def _version(name: str, version: str, required: str) -> Check:
     return Check("versions", name, "failure", found, remedy)
 
 
-def check_network(_: Requirements) -> Iterator[Check]:
-    """Yields the checks of loopback, which all processes of a run use."""
-    interfaces = [name for _, name in socket.if_nameindex()]
-    remedy = (
-        f"bring `{LOOPBACK}` up (ip link set {LOOPBACK} up), and allow 127.0.0.1 in the firewall or sandbox"
-    )
-    try:
-        if error := loopback_error():
-            yield Check("network", "loopback", "failure", f"127.0.0.1 does not answer: {error}", remedy)
-        elif LOOPBACK not in interfaces:
-            found = f"127.0.0.1 answers, but there is no interface `{LOOPBACK}`, only {', '.join(interfaces)}"
-            yield Check(
-                "network", "loopback", "failure", found, f"gloo and NCCL use `{LOOPBACK}`: bring it up"
-            )
-        else:
-            yield Check("network", "loopback", "ok", f"127.0.0.1 answers, on `{LOOPBACK}`")
-    except OSError as error:
-        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-        count, reason = int(last) - int(first) + 1, os.strerror(error.errno or 0)
-        found = f"none of {count:,} is free ({first}-{last}): {reason}"
-        end = "end the processes that hold so many connections (ss -s)"
-        remedy = f"sysctl -w net.ipv4.ip_local_port_range='15000 64000', or {end}"
-        yield Check("network", "ports", "failure", found, remedy)
-
-
-def loopback_error() -> str:
-    """Sends a message to this process over 127.0.0.1. Returns the reason of a failure, or an empty string.
-    Raises `OSError` if no port is free."""
-    try:
-        with closing(socket.create_server(("127.0.0.1", 0))) as server:
-            server.settimeout(CONNECT_S)
-            with socket.create_connection(server.getsockname(), CONNECT_S) as client:
-                accepted, _ = server.accept()
-                with accepted:
-                    accepted.settimeout(CONNECT_S)
-                    client.sendall(b"ping")
-                    received = accepted.recv(16)
-        return "" if received == b"ping" else f"`ping` arrived as {received!r}"
-    except OSError as error:
-        if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-            raise
-        return in_one_line(error)
-
-
 def check_memory(requirements: Requirements) -> Iterator[Check]:
-    """Yields the checks of memory, and of how processes share it."""
+    """Yields the checks of memory."""
     yield _free_memory(requirements)
     yield _dev_shm(requirements)
-    if error := sharing_error():
-        remedy = "a sandbox may forbid memfd_create, AF_UNIX, SOCK_SEQPACKET or SCM_RIGHTS"
-        yield Check("memory", "shared memory", "failure", error, remedy)
-    else:
-        yield Check("memory", "shared memory", "ok", "anonymous memory passes over unix sockets")
 
 
 def _free_memory(requirements: Requirements) -> Check:
@@ -223,27 +168,6 @@ def _dev_shm(requirements: Requirements) -> Check:
     )
 
 
-def sharing_error() -> str:
-    """Writes to anonymous memory that was passed over a unix socket, as workers do. Returns the reason of a
-    failure, or an empty string."""
-    try:
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with one, other, open(os.memfd_create("meshctl-check", os.MFD_CLOEXEC), "r+b") as file:
-            file.truncate(1 << 16)
-            one.settimeout(CONNECT_S)
-            other.settimeout(CONNECT_S)
-            socket.send_fds(one, [b"ping"], [file.fileno()])
-            _, passed, _, _ = socket.recv_fds(other, 16, 1)
-            for descriptor in passed:
-                with mmap.mmap(descriptor, 1 << 16) as memory:
-                    memory[:4] = b"pong"
-                os.close(descriptor)
-            read = os.pread(file.fileno(), 4, 0)
-        return "" if read == b"pong" else f"`pong` was read as {read!r}"
-    except (OSError, AttributeError) as error:
-        return in_one_line(error)
-
-
 def check_limits(requirements: Requirements) -> Iterator[Check]:
     """Yields the checks of the limits of a process and of this user."""
     workers = requirements.workers
@@ -255,10 +179,6 @@ def check_limits(requirements: Requirements) -> Iterator[Check]:
     least = FILES + FILES_PER_WORKER * workers
     yield _limited("open files", soft, found, remedy, workers, least, MAX_FILES_PER_WORKER * workers)
     yield _tasks(workers)
-    address = _unbounded(resource.getrlimit(resource.RLIMIT_AS)[0])
-    if address < MIN_ADDRESS_BYTES:  # the import of torch for cpu takes 585 MiB
-        found = f"{amount(address)} a process (ulimit -v); torch maps more than it uses"
-        yield Check("limits", "address space", "failure", found, "ulimit -v unlimited")
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     first = threads.split(",")[0].strip()
     is_number = first.isdecimal() and int(first) > 0
