@@ -19,13 +19,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from torch.distributed import DistError, Store
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
@@ -40,21 +39,17 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from meshctl.dataclass import dataclass
 from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node import task
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
-from meshctl.engines.node.interpreter import server_python
 from meshctl.engines.node.progress import recorded_workers
 from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
 from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.termination import GRACE_S
-from meshctl.engines.node.worker_env import Stores, WorkerEnv
+from meshctl.engines.node.worker_env import AgentJob
 from meshctl.engines.node.worker_logs import Outputs
 from meshctl.network.control_store import StoreClient, StoreLost
-from meshctl.plan.model import Group, Plan, Worker
-from meshctl.run.directory import RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.process import is_in_job
 
@@ -62,76 +57,22 @@ POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""
 
 
-@dataclass(frozen=True)
-class AgentJob:
-    """One group on one node, in one attempt."""
-
-    plan: Plan
-    run: RunDir
-    start: Start
-    group: str
-    node: int
-    stores: Stores
-    starter: int = 0
-    """The pid of the process that has started the node process: on one machine, the launcher."""
-    generations: Mapping[str, int] = field(default_factory=dict)
-    """Group -> how often it has restarted alone in this attempt."""
-
-    @property
-    def log(self) -> Path:
-        return self.run.log(self.group, f"agent-{self.node}")
-
-    @cached_property
-    def placed(self) -> Group:
-        return self.plan.group(self.group)
-
-    @property
-    def python(self) -> str:
-        """The interpreter of the workers of the group."""
-        return server_python(self.placed, self.start.path)
-
-    @property
-    def logs(self) -> list[Path]:
-        """The logs of the workers of the group on this node, by local rank."""
-        return [self.run.log(self.group, member.rank) for member in self.members]
-
-    @cached_property
-    def members(self) -> tuple[Worker, ...]:
-        """The workers of the group on this node, by local rank."""
-        return tuple(self.plan.workers(self.group, self.node))
-
-    def requests(self, inherited: dict[str, str]) -> tuple[SpawnRequest, ...]:
-        """Returns the requests to the fork server, without torchrun's variables."""
-        env = WorkerEnv(
-            self.plan,
-            self.run,
-            self.start,
-            self.placed,
-            self.stores,
-            inherited,
-            is_rocm(),
-            self.python,
-            self.generations,
+def requests_of(job: AgentJob) -> tuple[SpawnRequest, ...]:
+    """Returns the requests to the fork server, without torchrun's variables."""
+    argv, cwd, recorded = job.argv, job.cwd, recorded_workers(job.plan, job.node)
+    return tuple(
+        SpawnRequest(
+            member.local_rank,
+            f"{job.name}:{member.rank}",
+            job.variables(member),
+            argv,
+            cwd,
+            job.start.terminal if job.start.debug == f"{job.name}:{member.rank}" else "",
+            -1 if job.group.program else recorded.index((job.name, member.rank)),
+            str(scratch_folder(job.stores.token, job.node)),
         )
-        argv, cwd = env.argv, env.cwd
-        recorded = recorded_workers(self.plan, self.node)
-        return tuple(
-            SpawnRequest(
-                member.local_rank,
-                f"{self.group}:{member.rank}",
-                env.variables(member),
-                argv,
-                cwd,
-                self.start.terminal if self.start.debug == f"{self.group}:{member.rank}" else "",
-                -1 if self.placed.program else recorded.index((self.group, member.rank)),
-                str(scratch_folder(self.stores.token, self.node)),
-            )
-            for member in self.members
-        )
-
-
-def is_rocm() -> bool:
-    return torch.version.hip is not None
+        for member in job.members
+    )
 
 
 class GroupAgent(SimpleElasticAgent):
@@ -161,7 +102,7 @@ class GroupAgent(SimpleElasticAgent):
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[ElasticWorker]:
         """Returns the workers with the ranks of the plan, without a negotiation through the store."""
-        size = self._job.placed.workers
+        size = self._job.group.workers
         return [
             ElasticWorker(member.local_rank, member.rank, member.rank, size, size)
             for member in self._job.members
@@ -220,7 +161,7 @@ class GroupAgent(SimpleElasticAgent):
         """Sends SIGTERM to the workers, and SIGKILL after the grace period instead of torchelastic's
         30 s. In a job the workers of components do not receive SIGTERM."""
         numbers = [signal.SIGTERM, signal.SIGKILL]
-        if is_in_job() and not self._job.placed.program:
+        if is_in_job() and not self._job.group.program:
             numbers.remove(signal.SIGTERM)
         try:
             for number in numbers:
@@ -283,13 +224,13 @@ def become_agent(
 ) -> NoReturn:
     """Turns a forked copy of the node process into an agent. Never returns."""
     run = partial(run_agent, job, client, outputs)
-    task.become(f"mesh {job.group}/{job.node}", parent, str(job.log), keep, run)
+    task.become(f"mesh {job.name}/{job.node}", parent, str(job.log), keep, run)
 
 
 def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
     """Runs an agent from start to end; returns its exit code."""
     _log_to(job.log)
-    journal = Journal(job.run.journal(f"agent-{job.group}-{job.node}"), job.group)
+    journal = Journal(job.run.journal(f"agent-{job.name}-{job.node}"), job.name)
     try:
         agent = _agent(job, server, outputs, journal)
         for number in (signal.SIGINT, signal.SIGHUP, *(() if is_in_job() else (signal.SIGTERM,))):
@@ -298,7 +239,7 @@ def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
     except SignalException as stopped:
         return 128 + stopped.sigval
     except (DistError, RendezvousError, ServerGone, StoreLost, CannotStart) as error:
-        logging.getLogger(__name__).exception("agent of group %s on node %s", job.group, job.node)
+        logging.getLogger(__name__).exception("agent of group %s on node %s", job.name, job.node)
         print(f"error: {error}", file=sys.stderr)
         journal.write("fault", error=f"{error}", traceback="", lost=isinstance(error, ServerGone))
         return 1
@@ -307,12 +248,12 @@ def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
 
 
 def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) -> GroupAgent:
-    program = job.placed.program
-    requests = job.requests(dict(os.environ))
-    nodes, generation = job.plan.nodes_of(job.group), job.generations.get(job.group, 0)
-    meeting = Meeting(job.stores.torch, job.start.attempt, job.group, nodes, job.node, generation)
+    program = job.group.program
+    requests = requests_of(job)
+    nodes, generation = job.plan.nodes_of(job.name), job.generations.get(job.name, 0)
+    meeting = Meeting(job.stores.torch, job.start.attempt, job.name, nodes, job.node, generation)
     spec = WorkerSpec(
-        role=DEFAULT_ROLE if program else job.group,
+        role=DEFAULT_ROLE if program else job.name,
         local_world_size=len(requests),
         rdzv_handler=PlannedRendezvous(meeting, connect(meeting), own_store=program is not None),
         entrypoint=" ".join(requests[0].argv or ("meshctl.runtime.worker",)),

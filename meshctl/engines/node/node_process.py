@@ -31,6 +31,8 @@ from dataclasses import field
 from functools import partial
 from typing import Any
 
+import torch
+
 from meshctl.dataclass import dataclass
 from meshctl.engines.checks import on_node
 from meshctl.engines.checks.device_files import own_and_missing
@@ -40,13 +42,13 @@ from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.forwarding import EVENTS_S, EventForwarding
 from meshctl.engines.node import forkserver, hub_download, stacks, task, termination
-from meshctl.engines.node.agent import AgentJob, become_agent
+from meshctl.engines.node.agent import become_agent
 from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.task import Task
-from meshctl.engines.node.worker_env import Stores
+from meshctl.engines.node.worker_env import AgentJob, Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.network.addresses import interface_of
 from meshctl.network.connection import Connection, Message, ProtocolError
@@ -326,8 +328,9 @@ class NodeProcess:
         interface, own = interface_of(self._connection.own_host), self._job
         store = str(message["store"]) or str(self._scratch.folder)
         stores = Stores(store, str(message["control"]), own.token, interface)
-        generations = message.get("generations", {})
-        return AgentJob(plan, own.run, start, group, own.node, stores, os.getppid(), generations)
+        rocm, generations = torch.version.hip is not None, message.get("generations", {})
+        environ, starter = dict(os.environ), os.getppid()
+        return AgentJob(plan, own.run, start, group, own.node, stores, environ, rocm, starter, generations)
 
     def _restart(self, message: Message) -> None:
         """Starts a group again, whose agent has ended. The attempt has ended here if there was no other
@@ -353,7 +356,7 @@ class NodeProcess:
                 self._report("refused", error=str(error))
 
     def _fork_agent(self, attempt: NodeAttempt, job: AgentJob) -> None:
-        job.run.log(job.group, 0).parent.mkdir(parents=True, exist_ok=True)
+        job.run.log(job.name, 0).parent.mkdir(parents=True, exist_ok=True)
         outputs = self._logs.open(job.logs, job.plan.run.log_keep)
         ours, theirs = agent_sockets()
         parent = os.getpid()
@@ -365,8 +368,8 @@ class NodeProcess:
                 become_agent(job, Client(theirs), outputs, parent, keep)
         theirs.close()
         outputs.close()
-        attempt.agents[pid] = job.group
-        self._failed.discard(job.group)
+        attempt.agents[pid] = job.name
+        self._failed.discard(job.name)
         self._server.add_agent(ours)
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:

@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
-from meshctl.engines.node.interpreter import environ_changes
+from meshctl.engines.node.interpreter import environ_changes, server_python
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.network.authentication import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
@@ -66,22 +67,47 @@ class Stores:
 
 
 @dataclass(frozen=True)
-class WorkerEnv:
-    """The environment and the command line of the workers of one group on one node."""
+class AgentJob:
+    """One group on one node, in one attempt, with the environment and the command line of its workers."""
 
     plan: Plan
     run: RunDir
     start: Start
-    group: Group
+    name: str
+    """The group."""
+    node: int
     stores: Stores
     inherited: Mapping[str, str]
     """The environment of the fork server."""
     is_rocm: bool = False
     """True if torch is a ROCm build."""
-    python: str = sys.executable
-    """The interpreter of the workers."""
+    starter: int = 0
+    """The pid of the process that has started the node process: on one machine, the launcher."""
     generations: Mapping[str, int] = field(default_factory=dict)
     """Group -> how often it has restarted alone in this attempt."""
+
+    @property
+    def log(self) -> Path:
+        return self.run.log(self.name, f"agent-{self.node}")
+
+    @cached_property
+    def group(self) -> Group:
+        return self.plan.group(self.name)
+
+    @cached_property
+    def members(self) -> tuple[Worker, ...]:
+        """The workers of the group on this node, by local rank."""
+        return tuple(self.plan.workers(self.name, self.node))
+
+    @property
+    def logs(self) -> list[Path]:
+        """The logs of these workers."""
+        return [self.run.log(self.name, member.rank) for member in self.members]
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the workers."""
+        return server_python(self.group, self.start.path)
 
     @property
     def argv(self) -> tuple[str, ...] | None:

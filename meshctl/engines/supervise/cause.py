@@ -20,7 +20,6 @@ may not run for seconds while the report is already written.
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 import signal
@@ -70,13 +69,7 @@ ATTEMPT = "==== meshctl: attempt "
 attempts."""
 
 READ_ONLY = " (a received batch is read-only: clone() a tensor before you change it)"
-"""Hint for a SIGSEGV in an endpoint that writes into memory and has received a batch, which may be
-read-only."""
-_WRITES = re.compile(
-    r"\]\s*=(?!=)|[-+*/%&|^@]=(?!=)|<<=|>>="  # x[i] = 0, x += 1
-    r"|[a-z0-9]_\(|\bout=|\.(?:fill|sort|put|copyto)\("  # x.add_(1), out=x, array.sort()
-)
-"""A line of Python that writes into a tensor or an array."""
+"""Hint for a SIGSEGV in an endpoint that has received a batch."""
 
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
@@ -281,7 +274,7 @@ class Causes:
             cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
         elif code <= 0 and who in self._steps:
             cause = replace(cause, error=f"{cause.error} after step {self._steps[who]}")
-        return replace(cause, error=f"{cause.error}{_hint(code, position, cause.traceback)}")
+        return replace(cause, error=f"{cause.error}{_hint(code, position)}")
 
     def _fault(self, event: Event) -> Cause:
         value, peer = event.value, event.value.get("peer")
@@ -348,13 +341,11 @@ class Causes:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))
 
 
-def _hint(code: int, position: Position, stack: str) -> str:
-    """Returns the usual reason of an exit with this code or signal, for the error line. `stack` contains the
-    last lines of code of the process."""
+def _hint(code: int, position: Position) -> str:
+    """Returns the usual reason of an exit with this code or signal, for the error line."""
     if code == -signal.SIGBUS:
         return ", which often means that shared memory is full"
-    may_write = any(_WRITES.search(line) for line in stack.splitlines() if not line.startswith("  File "))
-    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch and may_write else ""
+    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
 
 
 def last_words(log: str) -> tuple[str, str]:
@@ -376,7 +367,7 @@ def last_words(log: str) -> tuple[str, str]:
 
 def _user_stack(lines: Sequence[str]) -> Sequence[str]:
     """Returns the part of faulthandler's report that shows the user's code: the innermost frames of the
-    thread that failed, each with its line of code. Returns the whole report if there is no such frame."""
+    thread that failed. Returns the whole report if there is no such frame."""
     first = next((number for number, line in enumerate(lines) if line.startswith("Current thread")), None)
     if first is None:
         return lines
@@ -384,12 +375,5 @@ def _user_stack(lines: Sequence[str]) -> Sequence[str]:
     for line in lines[first + 1 :]:
         if not line.startswith("  File ") or f'"{PACKAGE_DIR}' in line:
             break
-        frames += [line, *_code_of(line)]
+        frames.append(line)
     return [lines[first], *frames] if frames else lines
-
-
-def _code_of(frame: str) -> Sequence[str]:
-    """Returns the line of code of a frame of faulthandler, which does not show it; empty without the file."""
-    found = re.match(r'  File "(.+)", line (\d+) in ', frame)
-    code = linecache.getline(found[1], int(found[2])).strip() if found else ""
-    return [f"    {code}"] if code else []

@@ -12,8 +12,8 @@ import pytest
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.worker_env import (
+    AgentJob,
     Stores,
-    WorkerEnv,
     missing,
     reads_at_import,
     resolve,
@@ -39,7 +39,7 @@ STORES = Stores("127.0.0.1:1", "127.0.0.1:2", "secret")
 def test_environment() -> None:
     group = cuda(env=(("MY", "${oc.env:HOME_OF_MINE,none}/x"), ("PASSED", None)))
     plan, run = planned(group), RunDir(Path("/runs/1"))
-    env = WorkerEnv(plan, run, Start(("/recipe",), 2), group, STORES, {})
+    env = AgentJob(plan, run, Start(("/recipe",), 2), "train", 0, STORES, {})
     assert env.variables(plan.worker("train", 0)) == {
         "CUDA_VISIBLE_DEVICES": "4",
         "GLOO_SOCKET_IFNAME": "lo",
@@ -61,7 +61,7 @@ def test_environment() -> None:
 
 def devices_of(group: Group, inherited: dict[str, str], rocm: bool = False) -> dict[str, str]:
     plan = planned(group)
-    env = WorkerEnv(plan, RunDir(Path("/runs/1")), Start(()), group, STORES, inherited, rocm)
+    env = AgentJob(plan, RunDir(Path("/runs/1")), Start(()), group.name, 0, STORES, inherited, rocm)
     environ = env.variables(plan.worker(group.name, 1))
     return {name: value for name, value in environ.items() if name.endswith("VISIBLE_DEVICES")}
 
@@ -132,9 +132,9 @@ def test_which_variables_are_read_at_import(
     group = Group("one", "cpu", 1, 0, env=given)
     inherited = {"OMP_NUM_THREADS": "1", "LIBRARY": "x.so"}
     assert reads_at_import(group, inherited) == expected
-    env = WorkerEnv(planned(group), RunDir(Path()), Start(()), group, STORES, inherited)
+    env = AgentJob(planned(group), RunDir(Path()), Start(("/",)), "one", 0, STORES, inherited)
     assert env.argv == ((sys.executable, "-P", "-m", "meshctl.runtime.worker") if expected else None)
-    other = replace(env, python="/other/python")
+    other = replace(env, plan=planned(replace(group, python="/other/python")))
     assert other.argv == ("/other/python", "-P", "-m", "meshctl.runtime.worker")
 
 
@@ -146,7 +146,7 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
 
     def argv(program: Program) -> tuple[str, ...] | None:
         group = Group("one", "cpu", 1, 0, program=program)
-        return WorkerEnv(planned(group), run, start, group, STORES, {}).argv
+        return AgentJob(planned(group), run, start, "one", 0, STORES, {}).argv
 
     (here / "train.py").touch()
     assert argv(Program(("train.py", "{run_dir}/out"))) == (

@@ -172,27 +172,17 @@ UPDATE = Position("update", 8, has_batch=True)
 
 
 @pytest.mark.parametrize(
-    ("position", "code", "line"),
+    ("position", "line"),
     [
-        (UPDATE, "batch['x'][0] = 5", f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
-        (UPDATE, "x.add_(1)", f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
-        (UPDATE, "x *= 2", f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
-        (UPDATE, "torch.add(x, 1, out=x)", f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
-        (UPDATE, "ctypes.string_at(0)", "stage update, step 8: killed by SIGSEGV"),
-        (UPDATE, "found = x[0] == self.__call__(y=-1)", "stage update, step 8: killed by SIGSEGV"),
-        (Position("batch", 8), "x.add_(1)", "stage batch, step 8: killed by SIGSEGV"),
-        (Position(step=8, doing="the checkpoint"), "x.add_(1)", "the checkpoint, step 8: killed by SIGSEGV"),
+        (UPDATE, f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
+        (Position("batch", 8), "stage batch, step 8: killed by SIGSEGV"),
+        (Position(step=8, doing="the checkpoint"), "the checkpoint, step 8: killed by SIGSEGV"),
     ],
 )
 def test_a_death_is_reported_with_what_the_worker_was_doing(
-    tmp_path: Path, position: Position, code: str, line: str
+    tmp_path: Path, position: Position, line: str
 ) -> None:
-    """Only an endpoint that has received a batch, and whose code writes, can have written into one."""
-    (tmp_path / "parts.py").write_text(f"{code}\n")
-    (tmp_path / "log").write_text(
-        "Fatal Python error: Segmentation fault\n\nCurrent thread 0x2 (most recent call first):\n"
-        f'  File "{tmp_path}/parts.py", line 1 in take\n'
-    )
+    """Only an endpoint that has received a batch can have written into one."""
     causes = head(tmp_path / "log")
     causes.add(Event("phase", "train", 1, value={"phase": "first sync"}))
     causes.add(Event("ready", "train", 1))
@@ -294,11 +284,5 @@ def test_the_stack_of_a_fatal_error_ends_where_the_user_code_ends(tmp_path: Path
     ]
     log.write_text("\n".join([*report, ours, "", "Extension modules: numpy"]))
     assert last_words(str(log)) == (report[0], "\n".join([report[0], *user]))
-    code = tmp_path / "parts.py"
-    code.write_text("def take(batch):\n    batch['x'][0] = 5\n")
-    frame = f'  File "{code}", line 2 in take'
-    log.write_text("\n".join([report[0], user[0], frame, ours]))
-    shown = [report[0], user[0], frame, "    batch['x'][0] = 5"]
-    assert last_words(str(log)) == (report[0], "\n".join(shown))
     log.write_text("\n".join([report[0], user[0], ours]))
     assert last_words(str(log)) == (report[0], "\n".join([report[0], user[0], ours]))
