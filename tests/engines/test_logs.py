@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from processes import Launch, Launched, plan_of, wait
 
-from meshctl.engines.node import worker_logs
 from meshctl.plan.model import Plan, Program
 from tests.log_text import output_of
 
@@ -53,25 +51,6 @@ def test_the_last_lines_of_a_worker_that_is_killed_are_in_its_log_and_in_the_err
     assert run.end() == 5
     assert "error: say:1 failed: killed by SIGSEGV\nFatal Python error: Segmentation fault" in run.output()
     assert output_of(log(run, 1)).startswith(lines(1, 3000) + "Fatal Python error")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_goes_on_when_the_process_that_writes_logs_ends_or_stops(
-    launch: Launch, tmp_path: Path, number: signal.Signals
-) -> None:
-    """The workers begin to print when the process has got the signal, and more than their pipes hold."""
-    go = tmp_path / "go"
-    plan = prints(tmp_path, 20_000)
-    script = tmp_path / "script.py"
-    script.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\n{PRINTS}")
-    run = launch(plan)
-    wait(lambda: len(run.events("started")) == 2, "workers")
-    os.kill(run.named(worker_logs.TITLE), number)
-    go.touch()
-    assert run.end() == 0, run.output()
-    for rank in range(2):
-        assert output_of(log(run, rank)) == lines(rank, 20_000)
 
 
 @pytest.mark.slow

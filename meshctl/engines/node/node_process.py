@@ -141,7 +141,6 @@ class NodeProcess:
             self._reap()
             if self._logs in ready:
                 self._report_logs()
-            self._logs.keep_alive(time.monotonic())
             if self._connection in ready:
                 self._receive()
             self._report_progress()
@@ -168,7 +167,7 @@ class NodeProcess:
         return [
             self._wakeup,
             self._connection,
-            *([] if self._logs.has_ended else [self._logs]),
+            self._logs,
             *self._server.files(),
             *(one for one in tasks if one and one.is_open),
         ]
@@ -401,8 +400,8 @@ class NodeProcess:
             elif self._download and pid == self._download.pid:
                 self._end_download(self._download, code)
             elif pid == self._logs.pid:
-                self._logs.has_ended = True
-                print(f"meshctl: the process that writes logs ended: {termination.name_of(code)}")
+                print(f"error: the process that writes logs ended: {termination.name_of(code)}", flush=True)
+                self._wakeup.is_ending = True
 
     def _end_attempt(self) -> None:
         is_started = self._attempt and not self._attempt.waiting and not self._download

@@ -7,9 +7,8 @@
     outputs.wait_written(number)                     # in the agent, once a worker has ended
     logs.end_attempt()                               # once no process of the attempt is left
 
-A worker never writes to a file itself, so a full disk cannot fail its `print`. The node process keeps a copy
-of the reading end of each pipe: if the log process dies, workers go on, the bytes in the pipe stay, and the
-node process starts another one.
+A worker never writes to a file itself, so a full disk cannot fail its `print`. If the log process dies, the
+node process ends with all workers.
 
     node process to this one     {"path": FILE, "keep": bytes, "slot": n} with the reading end of the pipe
     this one to the node process {"path": FILE, "error": TEXT}     the file cannot be written; once a reason
@@ -28,7 +27,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import socket
 import termios
 import time
@@ -38,7 +36,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import forkserver, stacks, termination
+from meshctl.engines.node import forkserver, termination
 from meshctl.engines.node.scratch import Scratch
 from meshctl.run import process
 from meshctl.run.log_files import LogFile
@@ -118,20 +116,16 @@ class LogPump:
         """Writes the data of a pipe, and closes the log at its end. Returns the number of bytes."""
         source = self._sources[number]
         self._states[source.slot] = 1
-        try:
-            data = os.read(number, READ_BYTES)
-        except BlockingIOError:  # the pump before this one was still reading
-            data = None
-        if data:
+        if data := os.read(number, READ_BYTES):
             source.file.write(data)
             self._report(source.file)
         self._states[source.slot] = 0
-        if data == b"":
+        if not data:
             self._poller.unregister(number)
             del self._sources[number]
             source.file.close()
             os.close(number)
-        return len(data or b"")
+        return len(data)
 
     def _report(self, file: LogFile) -> None:
         number = file.problem.errno if file.problem else None
@@ -151,7 +145,6 @@ def _become(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> NoRe
         forkserver.default_signals()
         process.set_title(TITLE)
         process.close_files([control.fileno(), scratch.descriptor])
-        states[:] = bytes(len(states))
         pump = LogPump(control, states)
         closed = pump.run()
         pump.drain()
@@ -169,8 +162,6 @@ SLOTS = 1 << 14
 """Maximum number of workers of a node."""
 WRITTEN_S = 2.0
 """Time limit for the output of a worker that has ended to be in its log."""
-LOOK_S = 1.0
-"""Seconds between two looks at the process that writes logs."""
 POLL_S = 0.001
 
 
@@ -191,50 +182,19 @@ class Outputs:
             os.close(descriptor)
 
 
-@dataclass(frozen=True)
-class _Pipe:
-    reader: int
-    path: str
-    keep: int
-
-
 class WorkerLogs:
     def __init__(self, scratch: Scratch) -> None:
         """`scratch` is the folder that the process releases at its end."""
-        self._scratch = scratch
         self._states = mmap.mmap(-1, SLOTS)
-        self._pipes: list[_Pipe] = []
-        """The pipes of the attempt. The index is the slot."""
-        self._looked = 0.0
-        self._start()
-
-    def _start(self) -> None:
+        self._readers: list[int] = []
+        """The reading ends of the pipes of the attempt. The index is the slot."""
         self._socket, theirs = forkserver.agent_sockets()
         forkserver.flush()
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                _become(theirs, self._states, self._scratch)
+                _become(theirs, self._states, scratch)
         theirs.close()
-        self.has_ended = False
-        """True if the process has ended; the owner, its parent, sets it."""
-        for slot in range(len(self._pipes)):
-            self._send(slot)
-
-    def _restart(self) -> None:
-        self._socket.close()
-        self._start()
-
-    def keep_alive(self, now: float) -> None:
-        """Starts another process in place of one that has ended, which continues with the same pipes. Kills
-        one that is stopped (SIGSTOP), because workers would wait for it. At most once a second."""
-        if now - self._looked < LOOK_S:
-            return
-        self._looked = now
-        if self.has_ended:
-            self._restart()
-        elif stacks.is_stopped(self.pid):
-            os.kill(self.pid, signal.SIGKILL)
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -251,36 +211,29 @@ class WorkerLogs:
     def open(self, paths: Sequence[Path], keep: int) -> Outputs:
         """Makes a pipe for each log. `keep` bounds the bytes of each one; 0 for no limit. Raises
         `OSError`."""
-        begin, writers = len(self._pipes), list[int]()
+        begin, writers = len(self._readers), list[int]()
         try:
             for path in paths:
                 reader, writer = os.pipe2(os.O_CLOEXEC)
                 writers.append(writer)
-                os.set_blocking(reader, False)
                 with suppress(OSError):  # the user has too many large pipes
                     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-                self._pipes.append(_Pipe(reader, str(path), keep))
-                self._send(len(self._pipes) - 1)
+                self._readers.append(reader)
+                message = {"path": str(path), "keep": keep, "slot": len(self._readers) - 1}
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as this process will
+                    socket.send_fds(self._socket, [json.dumps(message).encode()], [reader])
         except OSError:
             for writer in writers:
                 os.close(writer)
             raise
-        return Outputs(tuple(writers), tuple(range(begin, len(self._pipes))), self._states)
-
-    def _send(self, slot: int) -> None:
-        pipe = self._pipes[slot]
-        message = {"path": pipe.path, "keep": pipe.keep, "slot": slot}
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and `restart` sends it again
-            socket.send_fds(self._socket, [json.dumps(message).encode()], [pipe.reader])
+        return Outputs(tuple(writers), tuple(range(begin, len(self._readers))), self._states)
 
     def end_attempt(self) -> None:
         """Waits until all output is in the logs, and closes the pipes."""
-        if self.has_ended and self._pipes:
-            self._restart()
-        _wait_written(self._states, [(pipe.reader, slot) for slot, pipe in enumerate(self._pipes)])
-        for pipe in self._pipes:
-            os.close(pipe.reader)
-        self._pipes = []
+        _wait_written(self._states, [(reader, slot) for slot, reader in enumerate(self._readers)])
+        for reader in self._readers:
+            os.close(reader)
+        self._readers = []
 
     def close(self) -> None:
         """Ends the process, once it has written all output. To be called when all workers have ended."""

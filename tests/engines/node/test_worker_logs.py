@@ -1,9 +1,8 @@
-"""The process that writes logs: no line of a worker is lost, whatever dies, and no worker fails or blocks."""
+"""The process that writes logs: no line of a worker is lost, and no worker fails or blocks."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,20 +49,6 @@ def test_output_is_written_after_the_node_process_has_died(scratch: Scratch, tmp
     os.write(outputs.descriptors[0], b"last words\n")
     outputs.close()
     logs.close()
-    assert output_of(tmp_path / "0.log") == "last words\n"
-
-
-def test_an_attempt_ends_with_all_output_although_the_process_has_ended(
-    logs: WorkerLogs, tmp_path: Path
-) -> None:
-    outputs = logs.open([tmp_path / "0.log"], 0)
-    outputs.wait_written(0)
-    os.kill(logs.pid, signal.SIGKILL)
-    os.waitpid(logs.pid, 0)
-    logs.has_ended = True
-    os.write(outputs.descriptors[0], b"last words\n")
-    outputs.close()
-    logs.end_attempt()
     assert output_of(tmp_path / "0.log") == "last words\n"
 
 
