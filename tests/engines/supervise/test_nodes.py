@@ -181,8 +181,7 @@ def test_silent_strangers_make_room(
 def test_a_stranger_is_dropped(
     listener: socket.socket, server: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not words:
-        monkeypatch.setattr("meshctl.network.strangers.STRANGER_S", 0.1)
+    monkeypatch.setattr("meshctl.network.strangers.STRANGER_S", 0.1)
     nodes, store = None, None
     if server == "head":
         nodes = Nodes(listener, "token", 0.0)
