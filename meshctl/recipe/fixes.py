@@ -15,13 +15,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 
 from meshctl.diagnostics import Diagnostic, Fix, Report, Span
 from meshctl.recipe.compose.yaml_tree import Node
-from meshctl.text.english import nearest, similar
+from meshctl.text.english import all_nearest
 
-TWO_EDITS_FROM = 6
-"""Minimum length of a word in which two letters may be wrong."""
+MIN_RATIO = 0.78
+"""The ratio of `difflib.SequenceMatcher` from which a word is a misspelling of another one."""
 PLAIN = re.compile(r"(?!(y|n|yes|no|on|off|true|false|null)$)[A-Z_][\w.-]*", re.ASCII | re.IGNORECASE)
 """A text that needs no quotes in YAML."""
 BOM = "\ufeff"
@@ -33,20 +34,19 @@ BOM = "\ufeff"
 def meant(word: str, options: Iterable[str]) -> str:
     """Returns the only option that a word can mean, or an empty string. The word is ambiguous if two options
     are similar. Words with different numbers are different names."""
-    all_options = tuple(options)
-    other = word.lower().replace("-", "_")
-    if word in all_options or len(word) < 3:
+    options, other = tuple(options), word.lower().replace("-", "_")
+    if word in options or len(word) < 3:
         return ""
-    options = similar(word, all_options)
-    if same := [option for option in options if option.lower().replace("-", "_") == other]:
-        return same[0] if len(same) == 1 else ""
-    edits = 2 if len(word) >= TWO_EDITS_FROM else 1
-    near = [option for option in options if _is_near(other, option.lower(), edits)]
-    return near[0] if len(near) == 1 and near[0] == nearest(word, options) else ""
+    same = [option for option in options if option.lower().replace("-", "_") == other]
+    near = same or [option for option in all_nearest(word, options) if _is_near(other, option.lower())]
+    return near[0] if len(near) == 1 else ""
 
 
-def _is_near(one: str, other: str, edits: int) -> bool:
-    return not _are_different_names(one, other) and _within(one, other, edits)
+def _is_near(one: str, other: str) -> bool:
+    """Returns whether one word is a misspelling of the other: few letters differ, or two have changed
+    places."""
+    is_alike = SequenceMatcher(None, one, other).ratio() >= MIN_RATIO or sorted(one) == sorted(other)
+    return is_alike and not _are_different_names(one, other)
 
 
 def _are_different_names(one: str, other: str) -> bool:
@@ -58,21 +58,6 @@ def _are_different_names(one: str, other: str) -> bool:
     if len(parts) != len(other_parts) or len(parts) == 1:
         return False
     return any(a != b and min(len(a), len(b)) < 3 for a, b in zip(parts, other_parts, strict=True))
-
-
-def _within(one: str, other: str, edits: int) -> bool:
-    """Returns whether at most `edits` deletions, insertions, changes or swaps of letters turn one word into
-    the other."""
-    while one and other and one[0] == other[0]:
-        one, other = one[1:], other[1:]
-    if not one or not other:
-        return len(one) + len(other) <= edits
-    if not edits or abs(len(one) - len(other)) > edits:
-        return False
-    if one[:2] == other[1::-1] and _within(one[2:], other[2:], edits - 1):
-        return True
-    rests = ((one[1:], other), (one, other[1:]), (one[1:], other[1:]))
-    return any(_within(*rest, edits - 1) for rest in rests)
 
 
 def renamed(

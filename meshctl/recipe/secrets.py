@@ -38,15 +38,12 @@ from meshctl.text.redaction import (
     redact,
     secret_places,
     spans,
-    url_passwords,
 )
 
 Sources = Sequence[tuple[str, Sequence[str]]]
 """(file name, lines) of each file that was read. An override counts as a file of one line."""
 MIN_ENVIRONMENT = 5
 """Minimum length in characters of a text from the environment that is redacted wherever it occurs."""
-BLANK = r"\$\w+|\{\w*\}|<[^<>]*>"
-"""A placeholder for a password, to be filled in by a program or a person."""
 ENVIRONMENT_NAME = r"\boc\.env:\s*([^\s,{}]+)"
 
 
@@ -60,8 +57,6 @@ class Secrets:
     """Secret texts in the recipe's files and overrides."""
     environment: tuple[str, ...] = ()
     """Texts that came from the environment."""
-    addresses: tuple[KeyPath, ...] = ()
-    """The paths of the scalars with a password in an address: `redis://me:abc@host`."""
     places: frozenset[tuple[str, int, int]] = frozenset()
     """(file, line, column) of the scalars at `paths` and of those that they replaced."""
 
@@ -115,7 +110,6 @@ def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secre
         paths=frozenset(by_path),
         written=written,
         environment=_of_environment(environ.texts, text, written) if environ.texts else (),
-        addresses=tuple(path for path, leaf in leaves(tree) if path not in by_path and any(_passwords(leaf))),
         places=frozenset((leaf.span.file, leaf.span.line, leaf.span.column) for leaf in secret),
     )
 
@@ -174,14 +168,6 @@ def _inside(node: Node) -> Iterator[str]:
     if isinstance(node.value, str):
         for start, stop in spans(node.value):
             yield from literals(node.value[start:stop].strip("\"'"))
-
-
-def _passwords(node: Node) -> Iterator[str]:
-    """Yields the literal parts of passwords in addresses, without placeholders."""
-    for password in url_passwords(node.value) if isinstance(node.value, str) else ():
-        for piece in literals(password):
-            if piece.lower() not in PLACEHOLDERS and not re.fullmatch(BLANK, piece):
-                yield piece
 
 
 def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> tuple[str, ...]:
@@ -322,12 +308,6 @@ def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
             reported.add(name)
             help = f"read it from the environment: ${{oc.env:{_variable(name)}}}"
             message = f"`{name[-1]}` is a secret in plain text"
-            yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
-    for path in secrets.addresses:
-        leaf, name = tree.at(path), _name(tree, path)
-        if leaf is not None:
-            help = f"read it from the environment: SCHEME://USER:${{oc.env:{_variable(name)}_PASSWORD}}@HOST"
-            message = f"`{name[-1]}` is an address with a password in plain text"
             yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
 
 

@@ -10,9 +10,8 @@ in_units(7200.0)                       "2h"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
-from functools import lru_cache
 
 MAX_LISTED = 12
 """Maximum number of words in a list of a message. A longer list ends with the number of the other words."""
@@ -24,7 +23,7 @@ MAX_MEANT = 3
 """Maximum number of equally similar options that are proposed for a word."""
 HOUR_S, MINUTE_S = 3600.0, 60.0
 MAX_COMPARED = 200
-"""Maximum number of options for which a word is compared with each of them."""
+"""Maximum number of options with which a word is compared."""
 
 
 def abbreviated(text: str, length: int = MAX_LETTERS) -> str:
@@ -60,32 +59,6 @@ def in_words(quoted: list[str], conjunction: str = "and") -> str:
     return f"{', '.join(quoted[:-1])} {conjunction} {quoted[-1]}"
 
 
-def similar(word: str, options: Iterable[str]) -> tuple[str, ...]:
-    """Returns the options with which a word is worth comparing: all of up to `MAX_COMPARED` options; of more,
-    those that are equal to the word after removing at most one letter from each."""
-    options = tuple(options)
-    if len(options) <= MAX_COMPARED:
-        return options
-    index = _by_shortened(options)
-    found = (option for text in _shortened(word) for option in index.get(text, ()))
-    return tuple(dict.fromkeys(found))
-
-
-@lru_cache(maxsize=8)
-def _by_shortened(options: tuple[str, ...]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for option in options:
-        for text in _shortened(option):
-            found.setdefault(text, []).append(option)
-    return found
-
-
-def _shortened(word: str) -> set[str]:
-    """Returns a word in lower case, and the words that removing one of its letters gives."""
-    word = word.lower()[:MAX_LETTERS]
-    return {word, *(word[:at] + word[at + 1 :] for at in range(len(word)))}
-
-
 def nearest(word: str, options: Iterable[str]) -> str:
     """Returns the option that is spelled most like a word, regardless of case; empty if none is similar."""
     return next(iter(all_nearest(word, options)), "")
@@ -93,10 +66,10 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 def all_nearest(word: str, options: Iterable[str]) -> list[str]:
     """Returns the options that are spelled most like a word, regardless of case; several if they are equally
-    similar."""
-    if len(word) > MAX_LETTERS:
+    similar, and none of very many."""
+    by_lower_case = {option.lower(): option for option in reversed(list(options))}
+    if len(word) > MAX_LETTERS or len(by_lower_case) > MAX_COMPARED:
         return []
-    by_lower_case = {option.lower(): option for option in reversed(similar(word, options))}
     close = get_close_matches(word.lower(), by_lower_case, n=MAX_MEANT, cutoff=MIN_SIMILARITY)
     ratios = [SequenceMatcher(None, option, word.lower()).ratio() for option in close]
     return [by_lower_case[option] for option, ratio in zip(close, ratios, strict=True) if ratio == ratios[0]]

@@ -172,12 +172,6 @@ def spans(text: str) -> list[Span]:
     return found
 
 
-def url_passwords(text: str) -> Iterator[str]:
-    """Yields the passwords in the URLs of a text: `abc` for `redis://me:abc@host`."""
-    if "://" in text and "@" in text:
-        yield from (match["value"] for match in re.finditer(_LOGIN, text) if hides(match["value"]))
-
-
 def hides(value: str) -> bool:
     """Returns whether the text under a secret's key must be hidden: it is neither empty, nor hidden already,
     nor a reference."""

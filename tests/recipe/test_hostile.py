@@ -3,7 +3,6 @@ one diagnostic."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,29 +90,6 @@ def test_overrides_of_more_text_than_anybody_types_are_refused(tmp_path: Path) -
     for overrides in ([f"+vars.x=[{'a,' * 40_000}]"], ["+vars.x=" + "a" * 1000] * 100):
         one = loaded(tmp_path, RECIPE, *overrides)
         assert "MC206" in codes(one) and "put them into a recipe" in one.report.errors[0].message
-
-
-# Files that are none
-
-
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
-@pytest.mark.parametrize(
-    "entry", ["odd", "layout@components.x.parallel: odd", "layout@components.x.parallel=odd"]
-)
-def test_a_config_that_is_no_file_is_named(kind: str, entry: str, tmp_path: Path) -> None:
-    folder = tmp_path / "conf" / ("layout" if "layout" in entry else "")
-    folder.mkdir(parents=True)
-    make = {
-        "a pipe": os.mkfifo,
-        "a device": lambda path: path.symlink_to("/dev/zero"),
-        "a folder": Path.mkdir,
-    }
-    make[kind](folder / "odd.yaml")
-    overrides = [entry] if "=" in entry else []
-    written = f"{{{entry}}}" if ":" in entry else entry
-    one = loaded(tmp_path, RECIPE if overrides else f"defaults: [{written}]\n{RECIPE}", *overrides)
-    (wrong,) = [found for found in one.report.errors if found.code == "MC201"]
-    assert wrong.help.endswith(f"odd.yaml` is {kind}, not a file")
 
 
 @pytest.mark.slow

@@ -69,17 +69,6 @@ def test_devices_are_counted_by_what_the_driver_shows(
     assert detected() == kind
 
 
-def test_a_name_that_no_file_can_have_here_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = "groups: {train: {ranks: 1, device_type: cpu}}\ncomponents: {c: {_target_: häuser.Bau, group: train}}\n"
-    (tmp_path / "recipe.yaml").write_text(recipe, encoding="utf-8")
-    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
-    (found,) = (one for one in loaded(tmp_path, "recipe.yaml").report.diagnostics if one.code == "MC501")
-    lacks = "file names are encoded as ascii here, which lacks some of its letters"
-    assert found.help == f"{lacks}: set PYTHONUTF8=1, also for the run"
-
-
 def test_one_cause_is_reported_once(tmp_path: Path) -> None:
     """A wrong value is not reported again where it is used, and a missing module is not reported for each
     component."""

@@ -99,12 +99,6 @@ CASES = {
         "stage `metrics` takes its own value",
         "a stage runs after those that it takes",
     ),
-    "a no-break space in a defaults list": (
-        "compact.yaml",
-        ("critic.parallel: fsdp_tp", "critic.parallel:\u00a0fsdp_tp"),
-        "config `layout` does not exist",
-        "it contains the character U+00A0",
-    ),
     "arguments of a component in its group": (
         "blocks.yaml",
         (

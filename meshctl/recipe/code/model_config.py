@@ -121,12 +121,7 @@ def _unread(name: str, found: Diagnostic) -> str:
     """Returns the recipe reader's diagnostic as a message about a JSON file."""
     what = found.message.removeprefix("this ").removesuffix(", the limit for a recipe")
     if found.code == "MC003":
-        what = (
-            "it has further text after the value"
-            if "document" in what
-            else what.removeprefix("is not YAML: ").replace("in YAML", "in it")
-        )
-        return f"`{name}` is not JSON: {what}"
+        return f"`{name}` is not JSON"
     return what if what.startswith(f"`{name}`") else f"`{name}` {what}"
 
 

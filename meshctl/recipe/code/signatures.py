@@ -8,7 +8,6 @@ A simple annotation allows a set of kinds of values ("int", "text", "batch", ...
 from __future__ import annotations
 
 import ast
-import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any
@@ -33,8 +32,6 @@ NAMES = {
     **{"float": "a number", "batch": "a Batch"},
 }
 SCALARS = {"int", "float", "text", "bool"}
-TRANSPARENT = {"endpoint", "no_grad", "inference_mode", "override"}
-"""Decorators after which a method still returns what its body returns."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,7 @@ class Signature:
     """Parameter -> its default, for those whose default is a literal."""
     hints: Mapping[str, Hint] = field(default_factory=dict)
     returns: Hint | None = None
-    """The annotation of the returned value, or "nothing" for a body without one; None if it is unknown."""
+    """The annotation of the returned value; None if it is unknown."""
 
     @property
     def first(self) -> str:
@@ -132,41 +129,8 @@ def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
         has_kwargs=arguments.kwarg is not None,
         defaults={name: one.value for name, one in defaults.items() if isinstance(one, ast.Constant)},
         hints={name: hint for name, hint in hints.items() if hint},
-        returns=hint_of(method.returns, meaning) if method.returns else _of_body(method),
+        returns=hint_of(method.returns, meaning),
     )
-
-
-def _of_body(method: ast.FunctionDef) -> Hint | None:
-    """Returns "nothing" if the body of a method without annotation proves that it returns None."""
-    decorators = [one.func if isinstance(one, ast.Call) else one for one in method.decorator_list]
-    names = {ast.unparse(one).rpartition(".")[2] for one in decorators}
-    if names <= TRANSPARENT and not _is_placeholder(method.body) and not _gives_value(method.body):
-        return Hint(frozenset({"nothing"}))
-    return None
-
-
-def _is_placeholder(body: list[ast.stmt]) -> bool:
-    """Returns whether a body is not written yet: it is `...`, or it ends with `raise`."""
-    match body[-1]:
-        case ast.Raise() | ast.Expr(value=ast.Constant(value=builtins.Ellipsis)):
-            return True
-    return False
-
-
-def _gives_value(body: list[ast.stmt]) -> bool:
-    """Returns whether a function returns a value or yields one. What it defines has returns of its own."""
-    waiting: list[ast.AST] = list(body)
-    while waiting:
-        match waiting.pop():
-            case ast.Yield() | ast.YieldFrom():
-                return True
-            case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-                return True
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
-                pass
-            case node:
-                waiting += ast.iter_child_nodes(node)
-    return False
 
 
 def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning: Meaning) -> Hint | None:

@@ -11,8 +11,6 @@ import ast
 from meshctl.recipe.code.modules import Module, Sources, dotted_name
 from meshctl.text.english import abbreviated
 
-MODE_CLASSES = {"dispatch": "DispatchMode", "collect": "CollectMode", "execute": "ExecuteMode"}
-"""Parameter of the `endpoint` decorator -> the class of its modes."""
 EXAMPLES = {
     "dispatch": "NAME = DispatchMode(partition=cut), where def cut(table, parts, options) returns parts of "
     "table",
@@ -45,9 +43,8 @@ def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
     return f"{owner}:{name}" if owner else None
 
 
-def mode_problem(sources: Sources, name: str, parameter: str) -> str:
-    """Returns the reason why `module:NAME` is not a mode for a parameter of the decorator; empty if it is one
-    or may be one."""
+def mode_problem(sources: Sources, name: str) -> str:
+    """Returns the reason why `module:NAME` is not a mode; empty if it is one or may be one."""
     owner, _, attribute = name.partition(":")
     module = sources.module(owner)
     if module is None:
@@ -67,22 +64,7 @@ def mode_problem(sources: Sources, name: str, parameter: str) -> str:
         return f"it is `{value.id}`, a function or a class"
     if isinstance(value, NEVER_MODES):
         return f"it is `{abbreviated(ast.unparse(value), 40)}`"
-    return _wrong_class(sources, found, value, parameter) if isinstance(value, ast.Call) else ""
-
-
-def _wrong_class(sources: Sources, found: str, call: ast.Call, parameter: str) -> str:
-    """Returns a message about a call of the wrong mode class; empty for a class of the user."""
-    module = sources.module(found.rpartition(".")[0])
-    written = dotted_name(call.func)
-    if not isinstance(module, Module) or written is None:
-        return ""
-    called = sources.absolute(module, written) or ""
-    others = [
-        kind
-        for kind in MODE_CLASSES.values()
-        if called in (f"meshctl.{kind}", f"meshctl.topology.modes.{kind}")
-    ]
-    return f"it is a {others[0]}" if others and others[0] != MODE_CLASSES[parameter] else ""
+    return ""
 
 
 def _assigned(sources: Sources, dotted: str) -> ast.expr | None:

@@ -6,14 +6,13 @@ A wrong entry is reported at its place and left out. `includes.py` follows the o
 from __future__ import annotations
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import field, replace
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.config_store import ConfigStore
-from meshctl.recipe.compose.folders import NOT_GROUPS, SUFFIXES, find_special, is_dir
+from meshctl.recipe.compose.folders import SUFFIXES, is_dir
 from meshctl.recipe.compose.overrides import LAYOUT, Override
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, Node
 from meshctl.recipe.fields import RECIPE
@@ -127,11 +126,7 @@ class DefaultsLists:
             for suffix in SUFFIXES:
                 path = path.removesuffix(suffix)
         include = Entry(path, entry.span, package if at else None)
-        if (
-            self._is_known_early(str(entry.value), entry.span)
-            if include.is_interpolated
-            else (self.has_config(include, config))
-        ):
+        if include.is_interpolated or self.has_config(include, config):
             yield include
 
     def has_config(self, entry: Entry, config: str) -> bool:
@@ -143,8 +138,6 @@ class DefaultsLists:
             fixes = renamed(entry.span, path, others) if path == full and not after else ()
             message = f"config `{path}` does not exist"
             help = self._searched(full)
-            if "\u00a0" in after:
-                help = "it contains the character U+00A0, which YAML does not treat as a space: write a space"
             self.report("MC201", message, entry.span, help, fixes)
             return False
         return True
@@ -186,10 +179,8 @@ class DefaultsLists:
 
     def _is_valid_option(self, entry: Entry, node: Node, group: str) -> bool:
         text = node.written or str(node.value)
-        if "${" in text:
-            return self._is_known_early(text, node.span)
-        is_missing = node.value == MISSING or text == ""
-        return is_missing or self.has_option(group, text, node.span, entry.is_optional)
+        is_open = node.value == MISSING or text == "" or "${" in text
+        return is_open or self.has_option(group, text, node.span, entry.is_optional)
 
     def has_option(self, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
         """Returns whether an option of a config group exists, or is optional. Reports it otherwise."""
@@ -197,8 +188,6 @@ class DefaultsLists:
             return True
         options = self.store.options(group)
         help, fixes = did_you_mean(option, options), renamed(span, option, options)
-        if find_special(self.store.folders, f"{group}/{option}"):
-            help = self._searched(f"{group}/{option}")
         self.report(
             "MC201", f"`{option}` is not {'an' if group[0] in 'aeiou' else 'a'} {group}", span, help, fixes
         )
@@ -209,17 +198,6 @@ class DefaultsLists:
         options = did_you_mean("", self.store.options(group))
         help = f"write `{target}=OPTION` on the command line; {options}"
         self.report("MC211", f"no option of `{group}` was chosen", span, help)
-
-    def _is_known_early(self, text: str, span: Span) -> bool:
-        """Returns whether the interpolations of an entry refer only to other entries of defaults lists. The
-        recipe's values are not composed yet when a defaults list is read."""
-        late = next((key for key in RECIPE.keys if re.search(_reference(key), text)), "")
-        if late:
-            message = (
-                f"`{late}` is not known yet: an entry of a defaults list can refer to other entries only"
-            )
-            self.report("MC208", message, span, "name the option, or choose it on the command line")
-        return not late
 
     def _exists(self, name: str, span: Span) -> bool:
         """Returns whether a config exists. Warns if it hides another one."""
@@ -232,9 +210,6 @@ class DefaultsLists:
     def _searched(self, name: str) -> str:
         """Returns the help for a config that does not exist."""
         group, _, short = name.rpartition("/")
-        if special := find_special(self.store.folders, name):
-            path, kind = special
-            return f"`{self.store.display_name(path)}` is {kind}, not a file"
         if meant := nearest(short, self.store.options(group)):
             return f"did you mean `{posixpath.join(group, meant)}`?"
         folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]
@@ -306,12 +281,6 @@ class DefaultsLists:
             help = f"to set a value, write {name.replace('/', '.')}={override.value_text}"
         self.report("MC202", message, override.key_span, help, fixes)
         return False
-
-
-def _reference(key: str) -> str:
-    """Returns a pattern for interpolations that refer to a value below a top-level key of recipes."""
-    before_value = r"(?!@)" if key in NOT_GROUPS else r"(?=\.)"
-    return rf"\$\{{ *{key}\b{before_value}"
 
 
 def _is_package(package: str) -> bool:

@@ -1,6 +1,5 @@
 """Explains YAML syntax errors, at the place where the user can correct them. Most are one of few mistakes: a
-tab, a character that only looks like one of YAML, a missing quote, bracket, `:` or space, or wrong
-indentation."""
+tab, a character that only looks like one of YAML, or a missing quote or bracket."""
 
 from __future__ import annotations
 
@@ -28,8 +27,6 @@ LOOKALIKES = (
 """(characters that only look like those of YAML, help)"""
 BARE_MISSING = re.compile(r"""(?<![\w"'?])\?\?\?(?![\w"'?])""")
 """An unquoted `???`."""
-WITHOUT_COLON = re.compile(r"(\s*(?:- +)?)([A-Za-z_][\w.@/-]*)( *= *| +)?[^:]*")
-"""A line that begins with a key and has no `:`."""
 TRANSLATIONS: Mapping[str, str] = {
     "mapping values are not allowed": "a second `:` on one line",
     "could not find expected ':'": "a `:` is missing",
@@ -56,11 +53,7 @@ def explain(error: yaml.YAMLError, name: str, text: str) -> Diagnostic:
     lines = text.splitlines()
     span = Span(name, mark.line + 1, mark.column + 1) if mark else Span(name, 1, 1)
     within = span if span.line <= len(lines) else Span(name, max(1, len(lines)), 1)
-    causes = chain(
-        _characters(name, text, lines, span.line),
-        _in_line(lines, problem, within),
-        _lines_above(lines, problem, within),
-    )
+    causes = chain(_characters(name, text, lines, span.line), _in_line(lines, problem, within))
     return next(causes, None) or _at_end(lines, problem, within, begin)
 
 
@@ -102,34 +95,8 @@ def _in_line(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnos
     if re.search(r"'[^']*'$", before) and re.match(r"\w", line[span.column - 1 :]):
         yield _wrong("the quote before this ends the text", span, "write `''` for a ' in single quotes")
     if "mapping values" in problem:
-        indent = re.match(r"\s+(?=[\w.@-]+\s*:)", line)
-        if indent and not re.search(r":\s", before):
-            at = replace(span, column=indent.end() + 1, width=max(1, len(before) - indent.end()))
-            help = "indent it as the keys above it, or less"
-            yield _wrong("this line is indented below a value", at, help)
         help = "quote a text that has a `: ` in it"
         yield _wrong("this is not YAML: a second `:` on one line", span, help)
-    colon = re.search(r"[\w\"'](:)(?=[\w\"'\[{])", line)
-    if colon and ("':'" in problem or "expected" in problem):
-        at = replace(span, column=colon.start(1) + 1)
-        yield _wrong("a `:` with no space after it is not the end of a key", at, "write `: ` with a space")
-
-
-def _lines_above(lines: Sequence[str], problem: str, span: Span) -> Iterator[Diagnostic]:
-    """Yields diagnostics about mistakes that the parser finds one line later: a missing `:`, and an
-    indentation that no line above has."""
-    for number in (span.line, span.line - 1, span.line - 2) if "':'" in problem else ():
-        line = lines[number - 1] if number > 0 else ""
-        if key := WITHOUT_COLON.fullmatch(line.rstrip()):
-            at = Span(span.file, number, key.end(1) + 1, len(key[2]))
-            message = f"a `:` is missing after `{key[2]}`"
-            if "=" in (key[3] or ""):
-                message = "a key must be followed by `:`, not by `=`"
-            yield _wrong(message, at, f"write `{key[2]}: ...`")
-    widths = [len(line) - len(line.lstrip(" ")) for line in lines[: span.line] if line.split("#")[0].strip()]
-    if "expected key" in problem and widths and widths[-1] not in widths[:-1]:
-        at = Span(span.file, span.line, widths[-1] + 1)
-        yield _wrong("this line has an indentation that no line above has", at, "indent it as a key above it")
 
 
 def _at_end(lines: Sequence[str], problem: str, span: Span, begin: yaml.Mark | None) -> Diagnostic:

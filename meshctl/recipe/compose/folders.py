@@ -58,19 +58,6 @@ def list_options(folders: Iterable[Path], group: str) -> list[str]:
     return sorted({path.stem for path in paths if is_file(path)})
 
 
-def find_special(folders: Iterable[Path], name: str) -> tuple[Path, str] | None:
-    """Returns the first path of config `name` that is not a regular file, and its kind, e.g. a pipe, a device
-    or a folder."""
-    for path in (folder / f"{name}{suffix}" for folder in folders for suffix in SUFFIXES):
-        try:
-            mode = os.stat(path).st_mode
-        except (OSError, ValueError):
-            continue
-        if kind := KINDS.get(stat.S_IFMT(mode)):
-            return path, kind
-    return None
-
-
 def list_groups(folders: Sequence[Path]) -> list[str]:
     """Returns the names of the config groups at the top of the folders."""
     names = {name for folder in folders for name in subfolders(folder)}

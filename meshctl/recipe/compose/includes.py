@@ -25,6 +25,8 @@ from meshctl.recipe.compose.yaml_tree import MISSING, of_plain
 
 MAX_INCLUDES = 500
 """Maximum number of includes of a recipe. A config counts each time that it is included."""
+COMMENTS = r"(?:\s*#\s*@.*\n)*?"
+"""The lines before the package of a config, in which Hydra allows further headers."""
 GLOBAL = "_global_"
 """The part of a package that stands for the top of the recipe."""
 
@@ -233,19 +235,11 @@ class _Walk:
     def header(self, config: str) -> str | None:
         """Returns the package in the first lines of a config, `# @package PACKAGE`; None if there is none.
         Such a package begins at the top of the recipe."""
-        store = self.lists.store
-        for number, line in enumerate(store.config(config).header.splitlines(), 1):
-            if line.strip() and not re.match(r"\s*#\s*@", line):
-                break
-            if found := re.fullmatch(r"\s*#+\s*@package\s+(\S+)\s*", line):
-                is_global = found[1].partition(".")[0] == GLOBAL
-                return found[1] if is_global else f"{GLOBAL}.{found[1]}"
-            if line.strip() and (file := store.file(config)):
-                span = Span(store.display_name(file), number, 1, len(line))
-                self.lists.report(
-                    "MC208", "this line is not a valid header", span, "write # @package PACKAGE"
-                )
-        return None
+        header = self.lists.store.config(config).header
+        found = re.match(rf"{COMMENTS}\s*#+\s*@package\s+(\S+)\s*(\n|$)", header)
+        if found is None:
+            return None
+        return found[1] if found[1].partition(".")[0] == GLOBAL else f"{GLOBAL}.{found[1]}"
 
     # Choices
 

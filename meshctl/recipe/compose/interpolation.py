@@ -16,9 +16,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshctl.diagnostics import Diagnostic, Fix
+from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, with_leaves
-from meshctl.recipe.fixes import meant
 from meshctl.text.english import counted, did_you_mean, nearest
 
 MAX_NESTING = 32
@@ -206,7 +205,7 @@ class _Resolver:
                 self.circles.add(circle)
                 yield self.circle(found, [*wrong.circle[here:], *wrong.circle[:here]]) if circle else found
         elif wrong.path == path:
-            yield replace(found, fixes=_renamed(self.root, leaf, path))
+            yield found
         elif wrong.path and _is_kept(wrong.path) and found.code == "MC215":
             written = self.root.at(wrong.path)
             assert written is not None
@@ -359,21 +358,3 @@ def _lost(root: Node, target: KeyPath) -> tuple[int, list[str]]:
     depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
     parent = root.at(target[:depth])
     return depth, [key for key, _ in parent.items()] if parent else []
-
-
-def _renamed(root: Node, leaf: Node, path: KeyPath) -> tuple[Fix, ...]:
-    """Returns the edit that corrects a misspelt key in the only wrong reference of a leaf; empty if it is not
-    clear which key was meant."""
-    broken = [
-        (text, target) for text, target in references(leaf.value, path) if target and not root.at(target)
-    ]
-    if len(broken) != 1:
-        return ()
-    ((written, target),) = broken
-    depth, keys = _lost(root, target)
-    key = target[depth]
-    right = meant(key, keys)
-    if not right or written.count(key) != 1 or leaf.written.count(written) != 1:
-        return ()
-    text = leaf.written.replace(written, written.replace(key, right))
-    return (Fix(leaf.span, leaf.written, text),)

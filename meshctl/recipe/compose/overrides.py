@@ -44,22 +44,11 @@ QUOTE = "quote a value with special characters: key='a value'"
 MISTAKES = (
     (r"()\s*$", "it is empty", FORM),
     (r"(-+)", "", "overrides are written without dashes: KEY=VALUE"),
-    (r"(['\"]).*=", "the quotes enclose the whole override", "quote the value alone: KEY='VALUE'"),
     (r"[\w.@/-]+ *(:) *[^=]*$", "an override has `=` in place of `:`", "write KEY=VALUE"),
     (r"([^=]*)$", "it has no `=`", FORM),
     (r"[+~ ]*()=", "it has no key", FORM),
-    (
-        r"[^=]*?(?:^[+~ ]*|\.)(\.)|[^=]*(\.)\s*=",
-        "a part of the key is empty",
-        "write one dot between two parts",
-    ),
     (r"[^=]*(\[)", "", "write the index of a list item after a dot: key.0=value"),
     (r"[+~ ]*[^\s=]+(\s+)", "there must be no spaces in the key or before the `=`", "write KEY=VALUE"),
-    (
-        r"[^=]*=.*?(\$\()",
-        "it contains `$(`, which the shell did not expand",
-        'use double quotes: "key=$(...)"',
-    ),
     (
         r"[^=]*=.*?[{,]\s*([\"'])[^\"'{}]*\1\s*:",
         "the keys of a mapping have no quotes",

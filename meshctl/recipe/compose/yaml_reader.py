@@ -27,8 +27,6 @@ MAX_NODES = 20_000
 MAX_DEPTH = 64
 """Maximum nesting depth of mappings and lists."""
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-PAIR = re.compile(r"(?<!\\)((?:\\\\)*)\\(u[dD][89abAB][0-9a-fA-F]{2})\\(u[dD][c-fC-F][0-9a-fA-F]{2})")
-"""A surrogate pair: two escapes for one character, which are valid in JSON but not in YAML."""
 
 
 @dataclass
@@ -63,10 +61,9 @@ def read(data: bytes, name: str) -> Text:
     except UnicodeDecodeError as error:
         return _not_utf8(data, error, name)
     result = Text(name, tuple(text.splitlines()))
-    mark = next(filter(lambda mark: mark not in text, map(chr, range(0xE000, 0xF8FF))), "")
-    loader = loader_class()(PAIR.sub(rf"\1{mark}\2{mark}\3", text) if mark and "\\u" in text else text)
+    loader = loader_class()(text)
     try:
-        result.tree = _Builder(result, loader, mark).tree()
+        result.tree = _Builder(result, loader).tree()
     except yaml.YAMLError as error:
         result.found = [explain(error, name, text)]
     except _Unreadable as error:
@@ -112,9 +109,6 @@ class _Builder:
 
     text: Text
     loader: Any
-    mark: str = ""
-    """The character that replaces the backslashes of each `PAIR` while the text is parsed, so that columns
-    stay the same."""
     anchors: dict[str, _Anchor] = field(default_factory=dict)
     count: int = 0
     depth: int = 0
@@ -122,13 +116,7 @@ class _Builder:
     """Nesting depth of the value that was read last."""
 
     def event(self) -> Any:
-        event = self.loader.get_event()
-        if isinstance(event, yaml.ScalarEvent) and self.mark and self.mark in event.value:
-            if event.style == '"':
-                pair = re.compile(f"{self.mark}u(....){self.mark}u(....)")
-                event.value = pair.sub(_character, event.value)
-            event.value = event.value.replace(self.mark, "\\")
-        return event
+        return self.loader.get_event()
 
     def tree(self) -> Node:
         self.event()  # the beginning of the stream
@@ -350,10 +338,6 @@ class _Builder:
         line = self.text.lines[start.line] if start.line < len(self.text.lines) else ""
         stop = end.column if end.line == start.line else len(line.rstrip())
         return Span(self.text.name, start.line + 1, start.column + 1, max(1, stop - start.column))
-
-
-def _character(halves: re.Match[str]) -> str:
-    return bytes.fromhex(halves[1] + halves[2]).decode("utf-16-be")
 
 
 def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:

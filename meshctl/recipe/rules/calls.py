@@ -141,7 +141,7 @@ def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         mode = str(getattr(call.endpoint, key))
         named = f"`{mode}` in {call.decorator}"
         if USER_MODE.fullmatch(mode):
-            if problem := mode_problem(facts.code_of(call.stage.component), mode, key):
+            if problem := mode_problem(facts.code_of(call.stage.component), mode):
                 message = f"{named} is not a {key} mode: {problem}"
                 yield Diagnostic("MC515", message, call.span, help=f"write {EXAMPLES[key]}")
             else:

@@ -59,17 +59,12 @@ def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
 
 def _where_to_look(facts: Facts, component: str) -> str:
     target = facts.recipe.components[component].target
-    owner, encoding = target.rpartition(".")[0], sys.getfilesystemencoding()
+    owner = target.rpartition(".")[0]
     if near := nearest(owner, _modules(facts)):
         name = target.rpartition(".")[2]
         found = facts.code_of(component).find(f"{near}.{name}")
         right = nearest(name, found.names) if isinstance(found, NotFound) else ""
         return f"did you mean `{near}.{right or name}`?"
-    if not _is_encodable(target, encoding):
-        return (
-            f"file names are encoded as {encoding} here, which lacks some of its letters: set PYTHONUTF8=1, "
-            "also for the run"
-        )
     interpreter = facts.group_code.interpreters.get(facts.recipe.components[component].group)
     packages = f"the packages of {interpreter.path}" if interpreter else "the installed packages"
     return f"searched in {listed(facts.code.own)} and {packages}"
@@ -81,13 +76,6 @@ def _modules(facts: Facts) -> list[str]:
     found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
     own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
     return sorted({*found, *own, *READY_MADE})
-
-
-def _is_encodable(name: str, encoding: str) -> bool:
-    try:
-        return bool(name.encode(encoding))
-    except UnicodeEncodeError:
-        return False
 
 
 def _is_component_class(code: Code, target: str) -> bool:

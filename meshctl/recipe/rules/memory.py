@@ -1,22 +1,19 @@
 """MC450 and MC472: the bytes of each component's model on a rank, read from the recipe, from facts about
-ready-made classes, and from configs or the headers of weight files on this machine.
+ready-made classes, and from configs on this machine.
 
 Bytes that are not known are unknown, with a reason.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.code.architectures import Values, parameters_of
+from meshctl.recipe.code.architectures import parameters_of
 from meshctl.recipe.code.declarations import Layouts
-from meshctl.recipe.code.files import shapes_of
 from meshctl.recipe.code.transformers_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
@@ -46,13 +43,11 @@ from meshctl.topology.memory import (
     with_sync,
 )
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.sizes import divisors
 from meshctl.topology.stage_split import by_cost, by_count, of_counts
 from meshctl.topology.traffic import Layout, moves
 
 SPLITTING = ("pp", "dp", "fsdp", "cp", "tp")
 """The dims whose effect on parameters is known."""
-LAYER = re.compile(r"\.\d+(?=\.)")
 
 
 def memory_of(facts: Facts) -> Memory:
@@ -175,7 +170,7 @@ def model_of(facts: Facts, component: Component) -> Model | None:
     if found is None or not found.is_component or found.declares.shipped.trained_by is None or mesh is None:
         return None
     training, head = _training(facts, component), _text(facts, component.name, "head", "lm")
-    parameters = _parameters(facts, component.name, head, training.adapter)
+    parameters = _parameters(facts, component.name, head)
     _check_mesh(mesh, parameters, found.declares.layouts)
     stages = _stages(facts, component.name, mesh, parameters)
     shards = mesh.size("fsdp") * mesh.size("cp")
@@ -278,52 +273,12 @@ def _adapter(given: Any) -> Adapter | None:
     return Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
 
 
-def _parameters(facts: Facts, component: str, head: str, adapter: Adapter | None) -> list[Parameter]:
+def _parameters(facts: Facts, component: str, head: str) -> list[Parameter]:
     tree = facts.config_values(component)
-    values: Values = plain(tree) if tree is not None else {}
-    try:
-        if values:
-            return parameters_of(values, head)
-        missing = [file.wrong for _, file in facts.declared_configs(component) if file.wrong]
-        raise UnknownBytes(missing[0] if missing else "no config of its model was found")
-    except UnknownBytes as unknown:
-        found = _from_files(facts, component, values, head)
-        if found is None or (adapter and not adapter.targets):
-            raise unknown
-        return found
-
-
-def _from_files(facts: Facts, component: str, values: Values, head: str) -> list[Parameter] | None:
-    """Returns the parameters in the weight files of a component's model; None if these are not on this
-    machine."""
-    for path, _ in facts.declared_configs(component):
-        node = facts.node(*path)
-        name = node.value if node is not None else None
-        shapes = shapes_of(name, tuple(facts.code.own), facts.hub) if isinstance(name, str) else None
-        if shapes:
-            return list(_of_shapes(shapes, bool(values.get("tie_word_embeddings")), head))
-    return None
-
-
-def _of_shapes(shapes: Mapping[str, tuple[int, ...]], is_tied: bool, head: str) -> Iterator[Parameter]:
-    """Yields the parameters of an architecture that is known by its files only. The dims that tp splits are
-    unknown."""
-    counts: dict[tuple[str, tuple[int, ...]], int] = {}
-    for name, shape in shapes.items():
-        key = LAYER.sub(".*", name), shape
-        counts[key] = counts.get(key, 0) + 1
-    for (name, shape), layers in counts.items():
-        is_output = name.startswith("lm_head.")
-        if is_output and head == "score":
-            yield Parameter("score.weight", (1, *shape[1:]))
-        elif not (is_output and is_tied):
-            yield Parameter(name, shape, layers, is_linear=len(shape) == 2 and name.endswith(".weight"))
-
-
-MAX_DOUBLINGS = 6
-"""The number of times that the present number of ranks is doubled to find one that fits."""
-PROPOSED_RANK = 16
-"""The `r` of the adapter that is proposed."""
+    if tree is not None and (values := plain(tree)):
+        return parameters_of(values, head)
+    missing = [file.wrong for _, file in facts.declared_configs(component) if file.wrong]
+    raise UnknownBytes(missing[0] if missing else "no config of its model was found")
 
 
 def _too_large(facts: Facts, memory: Memory, device: DeviceMemory) -> Diagnostic:
@@ -337,45 +292,8 @@ def _too_large(facts: Facts, memory: Memory, device: DeviceMemory) -> Diagnostic
     path = ("components", owner, "parallel")
     span = facts.value(*path) if facts.is_named(*path) else facts.key("components", owner)
     second = facts.value("cluster", "device_memory").with_word(f"{has} each")
-    space = device.device_memory - (device.total - totals[largest])
-    options = list(_that_fit(facts, largest, space))
-    help = f"what fits: {'; '.join(options)}" if options else ""
+    help = "divide the model over more ranks (`fsdp_size`), or train an adapter (`lora`)"
     return Diagnostic("MC450", message, span, (second,), help, "warning")
-
-
-def _that_fit(facts: Facts, component: str, space: int) -> Iterator[str]:
-    """Yields changes of a component, each of which alone reduces its bytes to at most `space`."""
-    model = model_of(facts, facts.recipe.components[component])
-    found = facts.class_of(component)
-    if model is None or found is None or found.constructor is None:
-        return
-    if found.declares.layouts.supports("fsdp"):
-        yield from _layouts_that_fit(model, facts.meshes[component].data_size, space)
-    arguments = found.constructor.keywords
-    training = model.training
-    is_whole = training.is_trained and training.adapter is None
-    short = replace(model, training=replace(training, dtype="bfloat16"))
-    if "dtype" in arguments and not is_whole and training.dtype == "float32" and _fits(short, space):
-        yield "dtype: bfloat16"
-    adapted = replace(model, training=replace(training, adapter=Adapter(PROPOSED_RANK)))
-    if "lora" in arguments and is_whole and _fits(adapted, space):
-        yield f"lora: {{r: {PROPOSED_RANK}}}"
-
-
-def _layouts_that_fit(model: Model, data_size: int, space: int) -> Iterator[str]:
-    """Yields the smallest fsdp size on the present ranks, or else on a multiple of them."""
-    tp = model.split.tp
-    sizes = [fsdp for fsdp in divisors(data_size) if fsdp > model.split.fsdp]
-    multiples = [data_size << doubled for doubled in range(1, MAX_DOUBLINGS + 1)]
-    for fsdp in [*sizes, *multiples]:
-        if _fits(replace(model, split=Split(max(1, data_size // fsdp), fsdp, tp)), space):
-            on = f" on {fsdp * tp} ranks" if fsdp > data_size else ""
-            yield f"fsdp_size: {fsdp}{on}"
-            return
-
-
-def _fits(model: Model, space: int) -> bool:
-    return model.rank_bytes.total <= space
 
 
 SHORT = ("bfloat16", "float16", "half")

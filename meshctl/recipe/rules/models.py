@@ -15,7 +15,7 @@ from math import gcd
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.model_config import LATENT, NAMES, POSITIONS
+from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component
@@ -77,32 +77,13 @@ def heads_share_kv_heads(facts: Facts) -> Iterator[Diagnostic]:
     for name, model in facts.models.items():
         heads, kv_heads = model.get("num_heads"), model.get("num_kv_heads")
         stated = model.stated("num_kv_heads", "num_heads")
-        by_default = ""
-        if heads and not kv_heads:
-            kind, kv_heads = _default_kv_heads(facts, name)
-            by_default = f", the default of `{kind}`"
         if not heads or not kv_heads or heads % kv_heads == 0 or stated in reported:
             continue
         reported.add(stated)
-        message = f"`{name}` has {counted(heads, 'head')} for {counted(kv_heads, 'kv head')}{by_default}"
+        message = f"`{name}` has {counted(heads, 'head')} for {counted(kv_heads, 'kv head')}"
         fitting = _nearest_to(kv_heads, divisors(heads))
         help = f"the kv heads must divide the heads; nearest that fit: {', '.join(map(str, fitting[:3]))}"
         yield Diagnostic("MC466", message, stated[0], stated[1:], help)
-
-
-def _default_kv_heads(facts: Facts, component: str) -> tuple[str, int]:
-    """Returns an architecture and its number of kv heads, for a config that leaves this number out; 0 if it
-    is unknown."""
-    # Imported here, because most recipes state the number.
-    from meshctl.recipe.code.architectures import ARCHITECTURES
-
-    values = facts.config_values(component)
-    kind = values.get("model_type") if values else None
-    names = (*NAMES["num_kv_heads"], LATENT)
-    if values is None or kind is None or any(values.get(key) is not None for key in names):
-        return "", 0
-    architecture = ARCHITECTURES.get(str(kind.value))
-    return str(kind.value), architecture.defaults.get("num_key_value_heads", 0) if architecture else 0
 
 
 @dataclass(frozen=True)

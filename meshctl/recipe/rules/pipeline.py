@@ -21,7 +21,7 @@ from meshctl.recipe.mistakes import called, odd_letter
 from meshctl.recipe.model import Block, Stage
 from meshctl.recipe.rules.facts import Facts, input_path
 from meshctl.recipe.rules.flow import homes_of
-from meshctl.text.english import counted, did_you_mean, nearest, similar
+from meshctl.text.english import counted, did_you_mean, nearest
 from meshctl.topology.modes import COLLECT, DISPATCH
 
 MAX_SECONDS = 4
@@ -204,11 +204,11 @@ def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> D
 def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
     first = some[0]
     options = names.defined if first.options is None else first.options
-    others = [other for other in similar(first.name, options) if other != first.own]
+    others = [other for other in options if other != first.own]
     near = nearest(first.name, others)
     help = f"did you mean `{near}`?"
     if not near:
-        help = did_you_mean("", (other for other in options if other != first.own)) or first.help
+        help = did_you_mean("", others) or first.help
     fixes = tuple(fix for one in some for fix in renamed(one.span, one.name, others, one.after))
     parts = first.name.split()
     if odd := odd_letter(first.name):

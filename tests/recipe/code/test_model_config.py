@@ -72,13 +72,12 @@ def test_a_number_too_long_to_be_one_is_not_known(tmp_path: Path) -> None:
     [
         ("", "`config.json` is empty", None),
         ("[1, 2]", "`config.json` is not a mapping", None),
-        ('{\n  "n_head": 6,', "`config.json` is not JSON: a value is missing, or must be quoted", (2, 1)),
-        ('{"n_head": 6} more', "`config.json` is not JSON: it has further text after the value", (1, 15)),
-        ('{"a": "\x1b[31m"}', "`config.json` is not JSON: the character U+001B is not allowed in it", (1, 8)),
+        ('{\n  "n_head": 6,', "`config.json` is not JSON", (2, 1)),
+        ('{"n_head": 6} more', "`config.json` is not JSON", (1, 15)),
+        ('{"a": "\x1b[31m"}', "`config.json` is not JSON", (1, 8)),
         ('{"a": "é"}'.encode("latin-1"), "`config.json` is not UTF-8: byte 0xe9 on line 1", (1, 8)),
         ('{"a": 1}'.encode("utf-16"), "`config.json` is UTF-16, not UTF-8", (1, 1)),
-        (bytes(range(128, 256)) * 9000, "`config.json` is larger than 1 MiB", None),
-        (b"{" + b" " * (100 << 20) + b"}", "`config.json` is larger than 1 MiB", None),
+        (b"{" + b" " * (2 << 20) + b"}", "`config.json` is larger than 1 MiB", None),
         ('{"a": ' + "[" * 3000 + "]" * 3000 + "}", "`config.json` is nested deeper than 64 levels", (1, 70)),
         (
             json.dumps({"a": list(range(30_000))}),

@@ -267,9 +267,3 @@ def test_a_wrong_entry_is_reported_where_it_is(
     spans = [(found.code, found.primary) for found in result.found]
     assert [(code, f"{at.file}:{at.line}:{at.column}") for code, at in spans if at] == expected
     assert len(spans) == len(expected) and plain(result.tree)["name"] == "x"
-
-
-def test_a_wrong_header_is_reported(tmp_path: Path) -> None:
-    files = {"recipe.yaml": "defaults: [paint: red]\n", "paint/red.yaml": "# @package a b\nx: 1\n"}
-    (found,) = composed(write(tmp_path, files)).found
-    assert found.primary is not None and (found.code, found.primary.file) == ("MC208", "paint/red.yaml")

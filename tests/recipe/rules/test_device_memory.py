@@ -123,22 +123,6 @@ def test_what_is_unknown_in_part_or_without_bytes(tmp_path: Path) -> None:
     assert memory(tmp_path, {"model": LLAMA}, kind="Unknown") == Memory()
 
 
-def test_files_of_an_unknown_architecture(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "own"}')
-    shapes = {"wte": [10, 4], "h.0.w": [4, 4], "h.1.w": [4, 4], "lm_head": [10, 4]}
-    tensors = {f"{name}.weight": {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
-    header = json.dumps(tensors).encode()
-    (tmp_path / "model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    numbers = 40 + 32 + 40
-    assert actor(tmp_path, {"model": "model"}).weights == 4 * numbers
-    assert actor(tmp_path, {"model": "model", "head": "score"}).weights == 4 * (numbers - 40 + 4)
-    adapted = actor(tmp_path, {"model": "model", "lora": {"r": 2, "target": ["w"]}})
-    assert adapted.gradients == 4 * 2 * (2 * 4 + 4 * 2)
-    assert actor(tmp_path, {"model": "model", "lora": {"r": 2}}).unknown
-    assert actor(tmp_path, {"model": "model"}, component={"parallel": {"tp_size": 2}}).unknown
-
-
 def test_syncs_have_buckets_on_both_sides(tmp_path: Path) -> None:
     sampler = {"_target_": "mine.Trainer", "group": "roll", "args": {"model": LLAMA, "dtype": "bfloat16"}}
     pipeline = {
@@ -164,7 +148,7 @@ def warnings_of(found: Loaded) -> list[tuple[str, str]]:
 def test_models_fit_their_device(tmp_path: Path, limit: str, dim: str, is_enough: bool) -> None:
     more = {"cluster": {"device_memory": limit}, "component": {"parallel": {dim: 8}}}
     needs = "`actor` needs 1.62 MB on each device, which has 1 MB"
-    expected = [(needs, "what fits: fsdp_size: 2; lora: {r: 16}")]
+    expected = [(needs, "divide the model over more ranks (`fsdp_size`), or train an adapter (`lora`)")]
     assert warnings_of(loaded(tmp_path, {"model": WIDE}, **more)) == ([] if is_enough else expected)
 
 

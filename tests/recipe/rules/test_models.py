@@ -441,27 +441,3 @@ def test_kv_heads_divide_the_heads() -> None:
             assert nearest in others and abs(nearest - kv_heads) == min(
                 abs(size - kv_heads) for size in others
             )
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("num_attention_heads: 6, num_key_value_heads: 4", "`trainer` has 6 heads for 4 kv heads"),
-        ("num_attention_heads: 4", "`trainer` has 4 heads for 32 kv heads, the default of `qwen2`"),
-        ("num_attention_heads: 4, num_key_value_heads: 2", None),
-        ("num_attention_heads: 4, num_key_value_heads: null", None),
-        ("num_attention_heads: 64", None),
-    ],
-)
-def test_kv_heads_of_a_config_are_known_also_by_default(
-    config: str, message: str | None, tmp_path: Path
-) -> None:
-    recipe = (
-        "groups: {g: {ranks: 1, device_type: cpu}}\n"
-        "components:\n"
-        "  trainer:\n    _target_: meshctl.hf.Model\n    group: g\n"
-        f"    args: {{model: {{model_type: qwen2, {config}}}}}\n"
-        "pipeline: {metrics: {call: trainer.update, samples: 4}}\n"
-    )
-    found = reported_in(tmp_path, recipe, ["MC466"])
-    assert [one.message for one in found] == ([message] if message else [])
