@@ -156,23 +156,22 @@ def builds_of(library: str) -> tuple[str, ...]:
     return (library, *OTHER_BUILDS.get(library, ()))
 
 
-def missing_libraries(extra: str, path: Sequence[str] | None = None) -> tuple[str, ...] | None:
+def missing_libraries(extra: str) -> tuple[str, ...] | None:
     """Returns the libraries of an extra that are not installed; None if there is no such extra. Without an
-    installation of the package itself, which lists them, the result is empty. `path` is the import path of
-    another interpreter."""
+    installation of the package itself, which lists them, the result is empty."""
     lines = requirements()
     required = required_ranges(lines, extra)
     if not required:
         return None if lines else ()
-    return tuple(name for name in required if not installed_version(name, path))
+    return tuple(name for name in required if not installed_version(name))
 
 
-def outdated_libraries(extra: str, path: Sequence[str] | None = None) -> tuple[str, ...]:
+def outdated_libraries(extra: str) -> tuple[str, ...]:
     """Returns the installed libraries of an extra that are older than it requires, each as a part of a
-    sentence. A newer version may work. `path` is the import path of another interpreter."""
+    sentence. A newer version may work."""
     found = []
     for name, required in required_ranges(requirements(), extra).items():
-        have = installed_version(name, path)
+        have = installed_version(name)
         if have and not is_in_range(have, required) and not is_newer(have, required):
             found.append(f"{name} {required} (version {have} is installed)")
     return tuple(found)

@@ -13,7 +13,6 @@ import math
 import shutil
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.load import Unreadable, load_recipe, resolve_source
@@ -80,13 +79,13 @@ def origins_text(loaded: Loaded) -> str:
     from meshctl.view.reports.origins import text
 
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    return text(origins(loaded, Path.cwd()), max(WIDTH, width)) + "\n"
+    return text(origins(loaded), max(WIDTH, width)) + "\n"
 
 
 def origins_json(loaded: Loaded) -> str:
     from meshctl.recipe.origins import origins
 
-    values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in origins(loaded, Path.cwd()))
+    values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in origins(loaded))
     values = f"[{values}\n  ]" if values else "[]"
     return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": {values}\n}}\n'
 

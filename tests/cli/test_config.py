@@ -47,21 +47,16 @@ ORIGINS = """\
 run.steps = 7                           override 1:1:11
                                         (was 100, recipe.yaml:11:14)
 run.show.0 = metrics.loss               recipe.yaml:11:26
-run.on_nan = stop                       default
 components.actor.parallel.fsdp_size = auto  layout/fsdp.yaml:2:12
-                                        (is 4, inferred)
 components.actor._target_ = arithmetic.Actor  recipe.yaml:7:21
 components.actor.args = {}              recipe.yaml:7:59
-components.prompts.parallel.dp_size = 4  inferred: the rest of the group
 vars.lr = ${seed}                       override 2:1:9
                                         (is 0, base.yaml:2:7)
                                         (was 0.1, recipe.yaml:2:12)
 vars.long = a very long text that has no room in half of a line or in a whole one either
                                         recipe.yaml:2:23
 groups.train.env.HF_TOKEN = <redacted>  recipe.yaml:4:55
-pipeline.metrics.collect = mean         decorator arithmetic.py:{line}:{column}
 name = recipe                           inferred: the file's name
-cluster.nodes = 1                       inferred: the least that fits
 """
 """One value of each kind."""
 OVERRIDES = ["run.steps=7", "vars.lr=${seed}"]
@@ -109,9 +104,7 @@ def test_what_is_composed_is_a_recipe_again(folder: Path, capsys: pytest.Capture
 def test_origins_are_a_line_or_a_few_for_each_value(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = output(capsys, "recipe.yaml", *OVERRIDES, origins=True)
     assert code == 0 and "MC219" in err
-    where = next(line for line in out.splitlines() if "decorator" in line).split(":")
-    expected = ORIGINS.replace("{line}:{column}", ":".join(where[-2:]))
-    for value in expected.replace("\n ", "\0 ").splitlines():
+    for value in ORIGINS.replace("\n ", "\0 ").splitlines():
         assert f"{value}\n".replace("\0", "\n") in f"{out}\n", value
     code, out, _ = output(capsys, "recipe.yaml", *OVERRIDES, origins=True, format="json")
     parsed = json.loads(out)
@@ -126,7 +119,7 @@ def test_origins_are_a_line_or_a_few_for_each_value(folder: Path, capsys: pytest
     }
     assert values["vars.long"]["value"].endswith("whole one either")
     assert values["vars.lr"]["refers"][0]["path"] == ["seed"] and values["vars.lr"]["means"] == 0
-    assert values["run.grace"]["kind"] == "file" and values["cluster.nodes"]["place"] is None
+    assert values["run.grace"]["kind"] == "file" and values["name"]["place"] is None
 
 
 def test_a_wrong_recipe_is_printed_with_its_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,9 +257,9 @@ UNSEEN = "a\u202eb\u200bc\u2066d\ufeffe\U000e0041f"
 
 
 def test_characters_that_do_not_show_are_escaped(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quoted = json.dumps(UNSEEN)
+    quoted = json.dumps(UNSEEN).replace(r"\udb40\udc41", r"\U000e0041")
     (folder / f"run{UNSEEN}.py").touch()
-    script = f"s: {{ranks: 1, device_type: cpu, program: {json.dumps(f'run{UNSEEN}.py')}, args: [{quoted}]}}"
+    script = f's: {{ranks: 1, device_type: cpu, program: "run{quoted[1:-1]}.py", args: [{quoted}]}}'
     (folder / "recipe.yaml").write_text(f"groups: {{{script}}}\nvars: {{x: {quoted}, {quoted}: 1}}\n")
     for origins, format in PRINTED:
         assert config("recipe.yaml", [], origins, format) == 0

@@ -52,7 +52,7 @@ RUNS = DATA / "runs"
 RUN = sorted(RUNS.glob("*/"))[0]
 JSON_COMMANDS = {
     "config": "config run.yaml",
-    "config --origins": "config keys.yaml vars.length=1024 --origins",
+    "config --origins": "config keys.yaml vars.length=1024 ~name --origins",
     "doctor": "doctor run.yaml",
     "runs": f"runs {shlex.quote(str(RUNS))}",
     "status": f"status {shlex.quote(str(RUN))}",

@@ -112,7 +112,7 @@ def test_many_secrets_are_all_hidden(tmp_path: Path) -> None:
     many = ", ".join(f"token{n}: a-secret-of-mine-{n}-abc" for n in range(3000))
     one = loaded(tmp_path, f"vars: {{{many}}}\nname: a-secret-of-mine-7-abc is x\n{RECIPE}")
     shown = "\n".join([*(line for _, lines in one.report.sources for line in lines), repr(one.report)])
-    shown += repr(origins(one, tmp_path))
+    shown += repr(origins(one))
     assert len(one.secrets.written) == 3000 and "of-mine" not in shown
 
 

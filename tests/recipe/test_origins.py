@@ -46,7 +46,7 @@ def found(tmp_path: Path) -> dict[str, Origin]:
         "recipe.yaml", OVERRIDES_GIVEN, tmp_path, environ={"TOKEN": "t", "HOME_DIR": "/home/somebody"}
     )
     assert not loaded.report.errors, loaded.report
-    return {".".join(origin.path): origin for origin in origins(loaded, tmp_path)}
+    return {".".join(origin.path): origin for origin in origins(loaded)}
 
 
 def place(origin: Origin) -> str:
@@ -102,47 +102,18 @@ def test_secrets_and_the_environment_are_hidden(found: dict[str, Origin]) -> Non
 ARITHMETIC = Path(__file__).parent / "golden" / "base_of_all.yaml"
 
 
-def in_force(*overrides: str) -> dict[str, Origin]:
-    loaded = load(ARITHMETIC.name, overrides, ARITHMETIC.parent, environ={}, detect=lambda: "cpu")
-    assert not loaded.report.errors
-    return {".".join(origin.path): origin for origin in origins(loaded, ARITHMETIC.parent)}
-
-
-def test_what_nobody_wrote() -> None:
-    found = in_force()
-    stated = {path: (origin.value, origin.kind) for path, origin in found.items() if origin.span is None}
-    assert stated["seed"] == (0, "default")
-    assert stated["run.grace"] == (30, "default") and stated["run.dir"] == ("runs", "default")
-    assert stated["run.patience"] == (600, "default")
-    assert stated["cluster.nodes"] == (1, "inferred")
-    assert stated["components.sampler.parallel.dp_size"] == (2, "inferred")
-    assert stated["pipeline.publish.max_staleness"] == (0, "default")
-    assert "pipeline.batch.dispatch" not in stated, "a source has no input"
-    assert found["components.actor.parallel.fsdp_size"].resolved == (4,)
-    metrics = found["pipeline.metrics.collect"]
-    assert (metrics.value, metrics.kind) == ("mean", "decorator") and place(metrics).startswith(
-        "arithmetic.py:"
-    )
-    assert "run.checkpoint.keep" not in stated
-    assert in_force("run.checkpoint={every: 5}")["run.checkpoint.keep"].kind == "default"
-
-
 def test_what_is_made_up_of_the_file_and_the_machine(tmp_path: Path) -> None:
     (tmp_path / "x.py").touch()
     (tmp_path / "named.yaml").write_text("groups: {a: {ranks: 8, program: x.py}}\n")
     loaded = load("named.yaml", [], tmp_path, detect=lambda: "cuda")
-    found = {
-        ".".join(origin.path): (origin.value, origin.kind, origin.note)
-        for origin in origins(loaded, tmp_path)
-    }
+    found = {".".join(origin.path): (origin.value, origin.kind, origin.note) for origin in origins(loaded)}
     assert found["name"] == ("named", "inferred", "the file's name")
     assert found["groups.a.device_type"] == ("cuda", "inferred", "this machine's")
-    assert found["cluster.devices_per_node.cuda"] == (8, "inferred", "the least that fits")
 
 
 def test_a_layout_that_was_replaced(tmp_path: Path) -> None:
     loaded = load(ARITHMETIC.name, ["layout@components.actor.parallel=hsdp"], ARITHMETIC.parent, environ={})
-    found = {".".join(origin.path): origin for origin in origins(loaded, ARITHMETIC.parent)}
+    found = {".".join(origin.path): origin for origin in origins(loaded)}
     fsdp = found["components.actor.parallel.fsdp_size"]
     assert fsdp.span is not None and fsdp.span.file.endswith("conf/layout/hsdp.yaml")
     assert [(was.value, was.span.file) for was in fsdp.replaced] == [("auto", "base_of_all.yaml")]
@@ -153,7 +124,7 @@ def test_a_wrong_recipe_has_origins_as_far_as_it_goes(tmp_path: Path) -> None:
         "groups: {a: !!python/name:x y, b: {ranks: nine}}\nvars: {c: '${nope}'}\n"
     )
     loaded: Loaded = load("r.yaml", ["run.steps=2"], tmp_path)
-    found = {".".join(origin.path): origin.value for origin in origins(loaded, tmp_path)}
+    found = {".".join(origin.path): origin.value for origin in origins(loaded)}
     assert found["groups.a"] == "<unreadable>" and found["groups.b.ranks"] == "nine"
     assert found["vars.c"] == "${nope}" and found["run.steps"] == 2
 

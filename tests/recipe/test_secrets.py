@@ -29,7 +29,7 @@ def loaded(folder: Path, recipe: str, *overrides: str, **environ: str) -> Loaded
 def output(one: Loaded, folder: Path) -> str:
     """Returns everything that can be printed about a recipe."""
     assert one.tree is not None
-    tree, found = shown(one.tree, one.secrets), origins(one, folder)
+    tree, found = shown(one.tree, one.secrets), origins(one)
     return "\n".join(
         [text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), origins_text(found), repr(found)]
     )

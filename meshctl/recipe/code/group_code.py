@@ -34,13 +34,11 @@ class GroupCode:
         return self._codes[interpreter.path]
 
     def find(self, group: str, target: str) -> Found:
-        """Follows the dotted path of a class of a group. A class is unread if it may be in the packages of an
-        interpreter that is not on this machine."""
+        """Follows the dotted path of a class of a group. A class of another interpreter whose module is not
+        found is unread: its packages may be on another machine, or be found by code."""
         found = self.of(group).find(target)
-        interpreter = self.interpreters.get(group)
-        is_absent = interpreter is not None and not interpreter.folders
-        if is_absent and isinstance(found, NotFound) and not found.has_module:
-            return Unread("the packages of its interpreter are not on this machine")
+        if group in self.interpreters and isinstance(found, NotFound) and not found.has_module:
+            return Unread("its module was not found among the packages of its interpreter")
         return found
 
 

@@ -262,36 +262,30 @@ def _model(facts: Facts, component: str) -> object:
 
 
 def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
-    """The libraries of each extra are installed. Each extra is reported once, with all components that need
-    it. Nothing is known of an interpreter that is on another machine."""
-    users: dict[tuple[str, str], list[str]] = {}
+    """The libraries of each extra are installed for the launcher's interpreter. Each extra is reported once,
+    with all components that need it. `launch` asks other interpreters."""
+    users: dict[str, list[str]] = {}
     for name, component in facts.recipe.components.items():
-        interpreter = facts.group_code.interpreters.get(component.group)
-        if interpreter and not interpreter.folders:
-            continue  # MC322 reports an interpreter whose packages are not known
-        path = interpreter.path if interpreter else ""
-        for extra in extras_of(facts.code_of(name), facts.declares(name), component.args):
-            users.setdefault((extra, path), []).append(name)
-    for (extra, path), names in users.items():
-        yield from _missing(facts, extra, path, names)
+        if component.group not in facts.group_code.interpreters:
+            for extra in extras_of(facts.code, facts.declares(name), component.args):
+                users.setdefault(extra, []).append(name)
+    for extra, names in users.items():
+        yield from _missing(facts, extra, names)
 
 
-def _missing(facts: Facts, extra: str, path: str, names: list[str]) -> Iterator[Diagnostic]:
-    """Reports the libraries of an extra that an interpreter lacks, or that are too old. `path` is empty for
-    the launcher's."""
-    folders = facts.code_of(names[0]).installed if path else None
-    missing = missing_libraries(extra, folders)
+def _missing(facts: Facts, extra: str, names: list[str]) -> Iterator[Diagnostic]:
+    """Reports the libraries of an extra that are not installed, or that are too old."""
+    missing = missing_libraries(extra)
     span = facts.value("components", names[0], "_target_")
     needs = f"{listed(names)} {'needs' if len(names) == 1 else 'need'}"
     if missing is None:
         message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
         yield Diagnostic("MC442", message, span, severity="note")
         return
-    where = f"for {path}" if path else "here"
-    help = install_command(extra, path)
+    help = install_command(extra)
     if missing:
-        message = f"{needs} {listed(missing)}, not installed {where}"
+        message = f"{needs} {listed(missing)}, not installed here"
         yield Diagnostic("MC442", message, span, help=help, severity="note")
-    elif outdated := outdated_libraries(extra, folders):
+    elif outdated := outdated_libraries(extra):
         message = f"{needs} {listed(outdated)}"
         yield Diagnostic("MC442", message, span, help=help, severity="note")

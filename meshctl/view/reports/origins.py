@@ -5,7 +5,7 @@ value that it replaced or to which it resolves.
                                             (was 100, recipe.yaml:29:15)
     components.actor.args.steps = ${run.steps}  recipe.yaml:19:96
                                             (is 7, override 1:1:11)
-    run.grace = 30                          default
+    name = grpo                             inferred: the file's name
 
 Nothing is cut, so that key paths can be copied into an override.
 """
@@ -45,7 +45,7 @@ def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
 def _place(origin: Origin) -> str:
     if origin.span is None:
         return f"{origin.kind}: {origin.note}" if origin.note else origin.kind
-    return f"{'decorator ' if origin.kind == 'decorator' else ''}{_place_of(origin.span)}"
+    return _place_of(origin.span)
 
 
 def _place_of(span: Span) -> str:
@@ -55,8 +55,7 @@ def _place_of(span: Span) -> str:
 def _notes(origin: Origin) -> Iterator[str]:
     references = origin.references
     if origin.resolved:
-        where = _target(references[0]) if references else "inferred"
-        yield f"(is {line_of(origin.resolved[0])}, {where})"
+        yield f"(is {line_of(origin.resolved[0])}, {_target(references[0])})"
         others = [one for one in references[1:] if one.path is not None and one.span is not None]
         yield from (f"({'.'.join(one.path or ())}, {_target(one)})" for one in others)
     elif references and references[0].path is None:

@@ -159,6 +159,6 @@ def test_functions_of_rewards(tmp_path: Path, args: str, code: str, message: str
 
 
 def test_a_ready_function_needs_the_extra_of_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(components, "missing_libraries", lambda extra, path: ("math-verify",))
+    monkeypatch.setattr(components, "missing_libraries", lambda extra: ("math-verify",))
     [(code, _, help)] = judged(tmp_path, "function: math")
     assert (code, help) == ("MC442", install_command("rewards"))

@@ -170,7 +170,7 @@ def test_the_sources_declare_the_suffixes_that_they_read() -> None:
 
 def test_missing_libraries_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows(tmp_path, CHAT)
-    monkeypatch.setattr(components, "missing_libraries", lambda extra, path: ("transformers",))
+    monkeypatch.setattr(components, "missing_libraries", lambda extra: ("transformers",))
     (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: byte")
     assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("hf"))
     assert one.message == "`one` and `other` need `transformers`, not installed here"
