@@ -30,11 +30,9 @@ from meshctl.package import (
     requirements,
 )
 from meshctl.plan.model import Plan
-from meshctl.recipe.code.interpreters import problem_of
+from meshctl.recipe.code.interpreters import VERSION_MIN, problem_of
 from meshctl.text.english import listed
 
-VERSION_MIN = (3, 11)
-"""The oldest Python that meshctl supports."""
 SECONDS = 60.0
 """Time limit for an interpreter to start and to report its facts."""
 WORKER_LIBRARIES = ("torch", "numpy", "msgpack")
@@ -130,8 +128,7 @@ def _environment_command(plan: Plan, path: Sequence[str], python: str) -> str:
 def _difference(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[str, str]:
     """Returns what an interpreter lacks, as the end of a sentence, and its remedy; empty for nothing."""
     if tuple(facts.python) < VERSION_MIN:
-        have, least = (".".join(map(str, numbers)) for numbers in (facts.python, VERSION_MIN))
-        return f"is Python {have}, and meshctl needs {least}", ""
+        return f"is Python {'.'.join(map(str, facts.python))}, and meshctl needs 3.11", ""
     if not facts.folder:
         return "has no meshctl", install_command(python=python)
     if facts.digest != our_digest():

@@ -14,6 +14,8 @@ from pathlib import Path
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file, subfolders
 
+VERSION_MIN = (3, 11)
+"""The oldest Python that meshctl supports."""
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 CONFIG = "pyvenv.cfg"
 MAX_BYTES = 1 << 20
