@@ -93,13 +93,13 @@ def init(
     script: Annotated[
         str, option("Your script, written for torchrun.", sources.python_files, metavar="FILE")
     ] = "",
-    yes: Annotated[bool, flag("Do not ask; use defaults.", "--yes", "-y")] = False,
+    yes: Annotated[bool, flag("Has no effect: nothing is asked.", "--yes", "-y")] = False,
     force: Annotated[bool, flag("Overwrite existing files.", "--force")] = False,
 ) -> None:
-    """Write a recipe that runs, with its classes. On a terminal, asks for the options that are not given."""
+    """Write a recipe that runs, with its classes."""
     from meshctl.cli.init import Options, init
 
-    raise typer.Exit(init(name, Options(kind, device, ranks, layout, script, yes, force)))
+    raise typer.Exit(init(name, Options(kind, device, ranks, layout, script, force)))
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """`meshctl init [NAME]`: writes a recipe that validates and runs, and the Python file with its classes. A
 recipe of ready-made classes gets small data instead.
 
-On a terminal it asks questions. With any of its options, or without a terminal, it uses defaults instead. It
-writes all files at the end, or none, and overwrites existing files only with `--force`.
+Options that are left out have defaults. It writes all files or none, and overwrites existing ones only with
+`--force`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from meshctl.cli import schema
 from meshctl.cli.output import refuse, why
@@ -23,13 +22,10 @@ from meshctl.package import install_command, missing_libraries
 from meshctl.recipe import templates
 from meshctl.recipe.templates import (
     COMMANDS,
-    DEVICES,
     KINDS,
-    LAYOUTS,
     Choice,
     WrongChoice,
     installed,
-    layouts,
     module_of,
     stem_of,
 )
@@ -38,16 +34,12 @@ from meshctl.text.english import counted, listed
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.view.reports.text import cells, shown
 
-INTERRUPTED = 130
 PYTHON_FILES = {"script": "an example script", **dict.fromkeys(templates.ROLLOUTS, "its reward, to edit")}
 """Kind -> description of its Python file; for other kinds it contains the classes of the recipe."""
 DEFAULT_PROCESSES = 2
 """Default number of ranks on cpu."""
 DEFAULT_DEVICES = 8
 """Default number of ranks on a device type that this machine does not have."""
-T = TypeVar("T")
-Ask = Callable[[str], str]
-"""Shows a prompt and returns a line of input. Raises `EOFError` at the end of the input."""
 Machine = tuple[str, int]
 """(device type, number of devices); ("cpu", 0) for a machine without accelerators."""
 
@@ -61,36 +53,17 @@ class Options:
     ranks: int | None = None
     layout: str = ""
     script: str = ""
-    yes: bool = False
     force: bool = False
-
-    @property
-    def has_answers(self) -> bool:
-        """True if an option answers a question. If so, no question is asked."""
-        given = (self.yes, self.kind, self.device, self.layout, self.script)
-        return any(given) or self.ranks is not None
 
 
 def init(name: str, options: Options) -> int:
-    """Asks, writes the files, and returns the exit code."""
-    has_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    """Writes the files, and returns the exit code."""
     try:
         here = machine()
-        if has_terminal and not options.has_answers:
-            choice, name = questions(name, here, options.force, input)
-        else:
-            choice = choice_of(options, here)
-        return write(place_of(name, choice.kind), choice, options, here)
+        choice = choice_of(options, here)
+        return write(place_of(name, choice.kind), choice, options.force, here)
     except WrongChoice as wrong:
         return refuse(str(wrong))
-    except KeyboardInterrupt:
-        print("\nnothing was written", file=sys.stderr)
-        return INTERRUPTED
-    except EOFError:
-        print(file=sys.stderr)
-        return refuse(
-            "no answer was given, so nothing was written; use `--yes` for the defaults, or `--help`"
-        )
 
 
 def machine() -> Machine:
@@ -127,82 +100,6 @@ def choice_of(options: Options, here: Machine) -> Choice:
     return choice
 
 
-# Questions
-
-
-def questions(name: str, here: Machine, force: bool, ask: Ask) -> tuple[Choice, str]:
-    """Asks all questions, each with a default. Returns (the choices, the name)."""
-    kind = ask_option("What do you want to run?", KINDS, next(iter(KINDS)), ask)
-    script = ""
-    if kind == "script":
-        prompt = "\nPath of the script (leave empty for a small example): "
-        script = _asked(prompt, "", lambda line: line and script_from(line, Path()) and line, ask)
-    found = f"this machine has {counted(here[1], 'device')}" if here[1] else "this machine has no accelerator"
-    about = {device: f"{text}; {found}" if device == here[0] else text for device, text in DEVICES.items()}
-    device = ask_option("On what?", about, here[0], ask)
-    choice = Choice(kind, device, default_ranks(here, device, kind), "", script)
-    if device != "mps":
-        print(f"\n{_how_many(choice)}")
-        choice = _asked(f"[{choice.ranks}]: ", str(choice.ranks), lambda line: _with_ranks(choice, line), ask)
-    if kind != "script" and len(layouts(choice)) > 1:
-        words = {layout: LAYOUTS[layout][0] for layout in layouts(choice)}
-        question = f"Which layout do the {choice.trained} training ranks have?"
-        layout = ask_option(question, words, layouts(choice)[0], ask)
-        choice = replace(choice, layout=layout)
-    return choice, name or _asked(
-        f"\nA name [{kind}]: ", kind, lambda line: _new_name(line, kind, force), ask
-    )
-
-
-def _asked(prompt: str, default: str, read: Callable[[str], T], ask: Ask) -> T:
-    """Asks until `read` returns the value of an answer, in place of raising `WrongChoice`."""
-    while True:
-        try:
-            return read(ask(prompt).strip() or default)
-        except WrongChoice as wrong:
-            print(f"  {shown(str(wrong))}")
-
-
-def ask_option(question: str, words: Mapping[str, str], default: str, ask: Ask) -> str:
-    """Asks for one of several words. The answer is the word or its number."""
-    names, width = list(words), max(map(len, words))
-    print(f"\n{question}")
-    for index, word in enumerate(names, 1):
-        print(f"  {index}  {word:{width}}  {words[word]}")
-
-    def read(line: str) -> str:
-        if line.isdecimal() and 1 <= int(line) <= len(names):
-            return names[int(line) - 1]
-        if line.lower() not in words:
-            raise WrongChoice(f"a number from 1 to {len(names)}, or a word: {', '.join(names)}")
-        return line.lower()
-
-    return _asked(f"[{default}]: ", default, read, ask)
-
-
-def _how_many(choice: Choice) -> str:
-    what = "processes" if choice.device == "cpu" else f"{choice.device} devices"
-    *others, last = choice.shares
-    groups = f" for {', '.join(others)} and {last}" if others else ""
-    return f"How many {what}{groups}?{' The judge is one more.' if choice.has_judge else ''}"
-
-
-def _with_ranks(choice: Choice, line: str) -> Choice:
-    if not line.isdecimal():
-        raise WrongChoice("an integer")
-    choice = replace(choice, ranks=int(line))
-    templates.check(choice)
-    return choice
-
-
-def _new_name(name: str, kind: str, force: bool) -> str:
-    """Returns a valid name. Raises `WrongChoice` if a recipe has it already."""
-    recipe = place_of(name, kind).recipe
-    if os.path.lexists(recipe) and not force:
-        raise WrongChoice(f"`{recipe}` already exists")
-    return name
-
-
 # Writing
 
 
@@ -229,7 +126,7 @@ def place_of(name: str, kind: str) -> Place:
     return Place(path.parent, stem_of(path.name))
 
 
-def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
+def write(to: Place, choice: Choice, is_forced: bool, here: Machine) -> int:
     """Writes all files, prints the commands to try next, and returns the exit code."""
     if choice.script:
         choice = replace(choice, script=script_from(choice.script, to.folder))
@@ -237,7 +134,7 @@ def write(to: Place, choice: Choice, options: Options, here: Machine) -> int:
     named = templates.files(choice, to.stem, _free_module(to), path, schema.MODELINE)
     texts = {to.folder / name: text for name, text in named.items()}
     existing = [str(file) for file in texts if os.path.lexists(file)]
-    if options.force:
+    if is_forced:
         existing = [file for file in existing if not os.path.isfile(file)]
     if existing:
         exist, them = ("exists", "it") if len(existing) == 1 else ("exist", "them")

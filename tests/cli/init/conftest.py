@@ -1,8 +1,7 @@
-"""`meshctl init` runs in an empty folder, without a terminal."""
+"""`meshctl init` runs in an empty folder."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ from meshctl.cli.load import Launchable, check
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory on a machine without accelerators, and no terminal."""
+    """An empty working directory on a machine without accelerators."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "machine", lambda: ("cpu", 0))
-    monkeypatch.setattr("sys.stdin", io.StringIO())
     return tmp_path
 
 

@@ -105,7 +105,7 @@ def test_the_devices_are_those_that_the_environment_leaves(
     for number in range(6):
         (here / "dev" / f"nvidia{number}").touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert init("r", Options(yes=True)) == 0
+    assert init("r", Options()) == 0
     train = plan_of("r.yaml", []).plan.group("train")
     assert (train.device_type, train.workers) == ("cuda", 6)
     for value, found in (("2,3", ("cuda", 2)), ("", ("cpu", 0))):

@@ -13,16 +13,12 @@ from tests.cli.init.conftest import validated
 from tests.command_server import call
 
 CHOICES = [
-    *(Choice(kind, "cpu", ranks) for kind in KINDS for ranks in (3, 8)),
-    *(Choice(kind, "cuda", ranks) for kind in KINDS for ranks in (1, 8)),
-    *(
-        Choice(kind, "cpu", ranks, layout)
-        for kind in ("train", "sft")
-        for ranks in (2, 8)
-        for layout in LAYOUTS
-    ),
-    *(Choice(kind, "npu", 8, "dp") for kind in ("grpo", "ppo")),
-    *(Choice(kind, "mps", 1) for kind in ("distill", "dpo")),
+    *(Choice(kind, "cpu", 3) for kind in KINDS),
+    *(Choice(kind, "cuda", 8) for kind in KINDS),
+    *(Choice(kind, "cuda", 1) for kind in ("distill", "distill_on_policy")),
+    *(Choice(kind, "cpu", 2, layout) for kind in ("train", "sft") for layout in LAYOUTS),
+    Choice("ppo", "npu", 8, "dp"),
+    Choice("dpo", "mps", 1),
 ]
 
 
@@ -66,7 +62,7 @@ LEARNED = {
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[] if kind in ("grpo", "distill") else pytest.mark.slow_suite)
+        pytest.param(kind, marks=[] if kind == "grpo" else pytest.mark.slow_suite)
         for kind in KINDS
         if kind != "grpo_vllm"
     ],
