@@ -7,9 +7,12 @@ refuses, 5 the run failed, 70 a bug in meshctl, 129, 130 and 143 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,7 +22,6 @@ from typer.models import CommandInfo
 from meshctl import __version__
 from meshctl.cli.completion import sources
 from meshctl.cli.crash import bug
-from meshctl.cli.misspelt import answer
 from meshctl.cli.output import no_room, open_all, refuse, refused, write
 from meshctl.cli.parameters import (
     RUNS,
@@ -43,6 +45,16 @@ ENGINES = sources.table("meshctl.recipe.engine_fields:MEANINGS")
 """Candidates of completion."""
 OUT, FORMAT = ("--out", "-o"), ("--format", "-f")
 """Names of options that several commands have."""
+OF_RECIPES = ("launch", "validate", "config", "show-topology", "doctor")
+"""The commands that read a recipe and overrides."""
+HYDRA = {
+    **dict.fromkeys(("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"), "launch RECIPE"),
+    "--run": "launch RECIPE",
+    "--hydra-help": "launch --help",
+}
+"""Flag of Hydra -> the equivalent meshctl command."""
+DASHED = re.compile(r"--?((?:cluster|groups|components|pipeline|run|vars)(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
+"""An override with dashes before it."""
 
 app = typer.Typer(
     name="meshctl",
@@ -423,11 +435,28 @@ def _name(command: CommandInfo) -> str:
     return command.name or getattr(command.callback, "__name__", "").replace("_", "-")
 
 
+def answer_to_hydra(arguments: Sequence[str]) -> str:
+    """Returns the message for a command line that is written for Hydra; empty for others."""
+    if not arguments or arguments[0] not in OF_RECIPES:
+        return ""
+    return next(_problems(arguments[0], arguments[1:]), "")
+
+
+def _problems(command: str, arguments: Sequence[str]) -> Iterator[str]:
+    for word, following in zip_longest(arguments, arguments[1:], fillvalue="VALUE"):
+        name = word.partition("=")[0]
+        if name in HYDRA and command != "doctor":
+            yield f"`{name}` is a flag of Hydra; the same is: meshctl {HYDRA[name]}"
+        if found := DASHED.fullmatch(word):
+            value = following if found[2] is None else found[2]
+            yield f"overrides are written without dashes: {found[1]}={value}"
+
+
 def main() -> None:
     open_all()
     try:
         try:
-            if line := answer(sys.argv[1:]):
+            if line := answer_to_hydra(sys.argv[1:]):
                 sys.exit(refuse(line))
             of_command(sys.argv[1:])()
         finally:

@@ -35,21 +35,12 @@ def _code(word: str) -> str:
 
 
 def _unknown(word: str, known: Sequence[str]) -> str:
-    """Returns the error message for an unknown code. It suggests pages that contain the word, a similar code,
-    or the list of all codes."""
+    """Returns the error message for an unknown code: with a similar code, or where all codes are listed."""
     word = word.strip()
     shown = word[:40] if word.isprintable() else ascii(word)[:40]
-    mentioning = [code for code in known if len(word) > 2 and _mentions(page(code), word.lower())]
     near = did_you_mean(word.upper(), known)
     help = near if near.startswith("did you mean") else "`meshctl explain` lists all codes"
-    if mentioning:
-        help = f"{listed(mentioning)} mention{'s' if len(mentioning) == 1 else ''} it"
     return f"code `{shown}` does not exist; {help}"
-
-
-def _mentions(of: Page, word: str) -> bool:
-    prose = [piece for piece in of.why.pieces if isinstance(piece, str)]
-    return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text.lower()) for text in (of.title, *prose))
 
 
 # Output

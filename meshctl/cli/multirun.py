@@ -11,12 +11,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from meshctl.cli import launch
 from meshctl.cli.forks import LaunchProcess
@@ -26,7 +23,6 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.overrides import CannotSweep, Job, expand
-from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.run.directory import RunDir
 from meshctl.run.row_file import last_row
 from meshctl.text.redaction import redact
@@ -69,25 +65,50 @@ class Result:
 
 def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> int:
     """Runs all jobs and returns the worst exit code."""
-    if is_dir(Path(recipe)):
-        return refuse(f"{recipe} is a folder, but -m starts new runs: give a recipe")
+    if recipe == "-" or is_dir(Path(recipe)):
+        return refuse(f"-m reads its recipe for each run, and starts new ones: give a file, not {recipe}")
     folders = config_folders((Path.cwd() / recipe).parent, ())
     try:
         jobs = expand(overrides, lambda group: list_options(folders, group))
     except CannotSweep as error:
         return refuse(redact(str(error)))
-    data = sys.stdin.buffer.read(MAX_BYTES + 1) if recipe == "-" and sys.stdin else b""
-    codes, ready = _checked(recipe, data, jobs, options)
+    codes, ready = _checked(recipe, jobs, options)
     if any(codes):
         return max(codes)
     if options.dry_run:
         for index, one in enumerate(ready):
             write(f"{_title(jobs, index)}\n{launch.dry(one)}\n\n", sys.stdout)
         return 0
-    runner = _Runner(recipe, data, jobs, options)
-    results = runner.run()
+    process, results = LaunchProcess(), list[Result]()
+    with process.passing_signals():
+        for index, job in enumerate(jobs):
+            if process.stopped_code:
+                results.append(Result(job))
+            else:
+                write(f"{_title(jobs, index)}\n", sys.stdout)
+                results.append(_result(process, recipe, job, options))
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
-    return max(runner.process.stopped_code, *(result.exit_code for result in results))
+    return max(process.stopped_code, *(result.exit_code for result in results))
+
+
+def _result(process: LaunchProcess, recipe: str, job: Job, options: launch.Options) -> Result:
+    """Launches one job, whose process sends its run directory through a pipe."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+
+    def announce(run: RunDir) -> None:
+        os.write(writer, os.fsencode(run.path))
+        os.close(writer)
+
+    code = process.run(lambda: launch.launch(recipe, [*job.overrides], options, announce))
+    os.close(writer)
+    try:
+        path = os.read(reader, MAX_PATH)
+    except BlockingIOError:  # a process of the job still runs and has the other end open
+        path = b""
+    finally:
+        os.close(reader)
+    return Result(job, code, RunDir(Path(os.fsdecode(path))) if path else None)
 
 
 def _title(jobs: Sequence[Job], index: int) -> str:
@@ -98,26 +119,13 @@ def _shown(job: Job) -> str:
     return " ".join(redact(text) for text in job.swept) or "as written"
 
 
-# Checking
-
-
-class _Captured(io.StringIO):
-    """Captures the output to stderr, with colors if stderr is a terminal."""
-
-    def isatty(self) -> bool:
-        return sys.__stderr__ is not None and sys.__stderr__.isatty()
-
-
-def _checked(
-    recipe: str, data: bytes, jobs: Sequence[Job], options: launch.Options
-) -> tuple[list[int], list[Launchable]]:
+def _checked(recipe: str, jobs: Sequence[Job], options: launch.Options) -> tuple[list[int], list[Launchable]]:
     """Checks all jobs. Returns the exit code of each, and the jobs that can be launched."""
     codes, ready = list[int](), list[Launchable]()
     reports: dict[str, int] = {}
     for index, job in enumerate(jobs):
-        captured = _Captured()
-        with redirect_stderr(captured):
-            code, one = _with_stdin(data, partial(launch.prepare, recipe, [*job.overrides], options))
+        with redirect_stderr(io.StringIO()) as captured:
+            code, one = launch.prepare(recipe, [*job.overrides], options)
         codes.append(code)
         ready += [one] if one else []
         if report := captured.getvalue():
@@ -125,66 +133,6 @@ def _checked(
             same = f"the same as job {first + 1}\n"
             sys.stderr.write(f"{_title(jobs, index)}\n{report if first == index else same}")
     return codes, ready
-
-
-def _with_stdin(data: bytes, call: Callable[[], Any]) -> Any:
-    """Calls `call` with `data` as standard input, because each job reads the recipe again."""
-    if not data:
-        return call()
-    before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(data))
-    try:
-        return call()
-    finally:
-        sys.stdin = before
-
-
-# Running
-
-
-@dataclass
-class _Runner:
-    recipe: str
-    data: bytes
-    """The recipe's text if it comes from standard input."""
-    jobs: Sequence[Job]
-    options: launch.Options
-    process: LaunchProcess = field(default_factory=LaunchProcess)
-
-    def run(self) -> list[Result]:
-        with self.process.passing_signals():
-            return [self._result(index) for index in range(len(self.jobs))]
-
-    def _result(self, index: int) -> Result:
-        job = self.jobs[index]
-        if self.process.stopped_code:
-            return Result(job)
-        write(f"{_title(self.jobs, index)}\n", sys.stdout)
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        code = self.process.run(lambda: self._launch(job, writer))
-        os.close(writer)
-        return Result(job, code, _run_directory(reader))
-
-    def _launch(self, job: Job, writer: int) -> int:
-        """Launches one job. Sends its run directory through the pipe `writer`."""
-
-        def announce(run: RunDir) -> None:
-            os.write(writer, os.fsencode(run.path))
-            os.close(writer)
-
-        call = partial(launch.launch, self.recipe, [*job.overrides], self.options, announce)
-        code: int = _with_stdin(self.data, call)
-        return code
-
-
-def _run_directory(reader: int) -> RunDir | None:
-    try:
-        path = os.read(reader, MAX_PATH)
-    except BlockingIOError:  # a process of the job still runs and has the other end open
-        path = b""
-    finally:
-        os.close(reader)
-    return RunDir(Path(os.fsdecode(path))) if path else None
 
 
 # The table

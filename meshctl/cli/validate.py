@@ -12,7 +12,6 @@ the fixed text is printed on stdout and the findings on stderr.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,9 +28,6 @@ from meshctl.recipe.compose.folders import is_file
 from meshctl.text.english import counted, listed
 from meshctl.view.reports import FORMATS, STDIN, Checked, Findings
 from meshctl.view.reports.text import text
-
-KEY_PATH = re.compile(r"(cluster|groups|components|pipeline|run|vars)(\.[\w-]+)+( .*)?")
-"""The key of an override, perhaps with its value, whose `=` is missing."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +75,6 @@ def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Optio
     if not recipes:
         are = "is an override" if len(overrides) == 1 else "are overrides"
         return f"no recipe is given; {listed(overrides)} {are}"
-    for name, following in zip(recipes, [*recipes[1:], ""], strict=True):
-        if KEY_PATH.fullmatch(name) and not os.path.lexists(name):
-            key, _, value = name.partition(" ")
-            return (
-                f"`{name}` is neither a recipe nor an override: write {key}={value or following or 'VALUE'}"
-            )
     if problem := problem_of_format(options.report_format, FORMATS):
         return problem
     if options.color not in WHEN:

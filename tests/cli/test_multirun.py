@@ -69,7 +69,7 @@ def test_ctrl_c_ends_the_current_job_and_skips_the_rest(folder: Path) -> None:
     assert first[-1] == f"runs/small/{run.name}" and (run / "checkpoints" / "latest").is_dir()
 
 
-def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
+def test_a_dry_run_prints_every_job(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "-m", "--dry-run", "groups.two.ranks=range(1,3)")
     assert done.returncode == 0, done.stderr
     assert "job 1 of 2: groups.two.ranks=1\nsmall: 2 groups, 2 workers" in done.stdout
@@ -80,7 +80,7 @@ def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["."], "error: . is a folder, but -m starts new runs: give a recipe\n"),
+        (["."], "error: -m reads its recipe for each run, and starts new ones: give a file, not .\n"),
         (["recipe.yaml", "seed=range(9999)"], "error: the sweeps make more than 1,000 jobs\n"),
         (["recipe.yaml", "run@vars.x=glob(z*)"], "error: `run@vars.x=glob(z*)` has no value\n"),
     ],
@@ -88,6 +88,21 @@ def test_a_dry_run_prints_every_job_of_standard_input(folder: Path) -> None:
 def test_misuse_is_one_line(folder: Path, words: list[str], message: str) -> None:
     done = meshctl(folder, "launch", "-m", *words)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--config-name", "recipe"],
+            "`--config-name` is a flag of Hydra; the same is: meshctl launch RECIPE",
+        ),
+        (["recipe.yaml", "--run.steps=3"], "overrides are written without dashes: run.steps=3"),
+    ],
+)
+def test_a_line_for_hydra_is_answered(folder: Path, words: list[str], message: str) -> None:
+    done = meshctl(folder, "launch", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 class Refusing(LocalEngine):
