@@ -6,7 +6,7 @@
     meshctl launch a.yaml groups.train.|                  overrides.py: keys of this recipe, and keys that a
                                                           recipe can have
     meshctl launch a.yaml layout@components.actor.p|      config groups and their options
-    meshctl launch a.yaml groups.train.device_type=|      words, names of the recipe, sizes that divide
+    meshctl launch a.yaml groups.train.device_type=|      words, and names of the recipe
 
 Typer's own scripts are not used, because they add a space after `groups.` and do not complete values after
 `=`. The recipe is composed as by `validate`, nothing is executed, and any error results in no candidates.

@@ -4,7 +4,7 @@ groups.train.       ranks=  device_type=  ...         one part of a key at a tim
 +groups.judge.      ranks=  ...                       keys that are not in the recipe
 ~pipeline.          eval  exam                        keys that are in the recipe
 layout@             layout@components.actor.parallel=
-...tp_size=         1  2  4  8  auto                  divisors of the ranks
+...device_type=     cuda  npu  mps  cpu                words, and names of the recipe
 
 The recipe is composed as by `validate`, and not checked.
 """
@@ -12,7 +12,7 @@ The recipe is composed as by `validate`, and not checked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from meshctl.cli.completion.candidate import Candidate
@@ -21,17 +21,15 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.compose.composition import compose
 from meshctl.recipe.compose.folders import SUFFIXES, config_folders, files, is_dir, list_groups
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.device_types import DeviceType, NodeNames
-from meshctl.recipe.editor_schema import AUTO
+from meshctl.recipe.device_types import DeviceType
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
-from meshctl.recipe.field_types import Boolean, DimOrder, Endpoint, Metric, Size, Text, Texts, Type, Word
-from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, PARALLEL, POOL, RECIPE, RUN, STAGE, SYNC
+from meshctl.recipe.field_types import Boolean, Endpoint, Text, Texts, Type, Word
+from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, POOL, RECIPE, RUN, STAGE, SYNC
 from meshctl.recipe.key_paths import field_at, keys_below, section_at
 from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
 from meshctl.recipe.tracker_fields import NAMES as TRACKERS
 from meshctl.recipe.tracker_fields import Trackers
-from meshctl.topology.sizes import DIMS, divisors
 
 WITHOUT_SHORTHAND = (RECIPE, CLUSTER, POOL, GROUP, COMPONENT, CALL, SYNC, STAGE, RUN, *ENGINE_OPTIONS)
 """Sections without a short form: their values are always mappings."""
@@ -45,8 +43,6 @@ DESCRIBING_KEYS = ("_target_", "call", "sync", "device_type")
 @dataclass(frozen=True)
 class Outline:
     root: Node = Node({}, Span("", 1, 1))
-    home: Path = Path()
-    """The recipe's folder."""
     folders: tuple[Path, ...] = ()
     """The folders that contain config groups."""
     chosen: tuple[str, ...] = ()
@@ -88,15 +84,15 @@ def outline(recipe: Path) -> Outline:
     file = recipe / "recipe.yaml" if is_dir(recipe) else recipe
     folders = tuple(dict.fromkeys(config_folders(file.parent, ())))
     composed = compose(file, [], Path.cwd(), folders)
-    return Outline(composed.tree, file.parent, folders, composed.chosen)
+    return Outline(composed.tree, folders, composed.chosen)
 
 
 def overrides(recipe: Outline, word: str) -> Iterator[Candidate]:
     """Yields the candidates for an override that begins with `word`."""
     sign = next(sign for sign in ("++", "+", "~", "") if word.startswith(sign))
-    key, equals, value = word.removeprefix(sign).partition("=")
+    key, equals, _ = word.removeprefix(sign).partition("=")
     if equals:
-        found = _values(recipe, key, value)
+        found = _values(recipe, key)
         sign = f"{sign}{key}="
     elif "@" in key:
         found = _choices(recipe, sign, key)
@@ -184,49 +180,22 @@ def _choices(recipe: Outline, sign: str, begun: str) -> Iterator[Candidate]:
 # Values
 
 
-def _values(recipe: Outline, key: str, value: str) -> Iterator[Candidate]:
+def _values(recipe: Outline, key: str) -> Iterator[Candidate]:
+    """Yields the candidates for a value: the options of a config group, or by the type of its field."""
     group = key.partition("@")[0]
     if "@" in key or ("." not in key and group in list_groups(recipe.folders)):
         yield from (Candidate(option, description) for option, description in recipe.options(group))
         return
     path = tuple(key.split("."))
-    found = list(_by_type(recipe, path, value))
-    current = recipe.text(*path)
-    if not found and re.fullmatch(r"[\w./:@+-]+", current):
-        found = [Candidate(current, "as it is")]
-    yield from found
-
-
-def _by_type(recipe: Outline, path: KeyPath, begun: str) -> Iterator[Candidate]:
-    """Yields the candidates for a value, by the type of its field."""
     match _type(recipe, path):
         case Endpoint():
-            component, dot, _ = begun.partition(".")
-            yield from _endpoints(recipe, component) if dot else _prefixes(recipe, "components")
-        case Nested(section=section, shorthand=Text()) if section is PARALLEL:
-            group = recipe.text("components", path[1], "group")
-            for one in _names(recipe, "components", other_than=path[1]):
-                if recipe.text("components", one.text, "group") == group:
-                    yield one
-        case Metric():
-            yield from _prefixes(recipe, "pipeline")
-        case Texts(names=names, is_prefix=True) if names:
-            yield from _prefixes(recipe, names)
+            yield from (Candidate(f"{one.text}.", one.description) for one in _names(recipe, "components"))
         case Text(names=names) | Texts(names=names) if names:
             yield from _names(recipe, names, other_than=path[1] if path[0] == names else "")
-        case Size(may_be_auto=may_be_auto):
-            workers = _workers(recipe, recipe.text("components", path[1], "group"))
-            yield from (Candidate(str(size)) for size in divisors(workers))
-            if may_be_auto:
-                yield Candidate("auto", AUTO)
         case Boolean():
             yield from (Candidate("true"), Candidate("false"))
         case Nested(shorthand=Word(words=words)) | Word(words=words) | DeviceType(words=words):
             yield from (Candidate(word, meaning) for word, meaning in words.items())
-        case NodeNames():
-            yield from map(Candidate, recipe.names("cluster", "nodes"))
-        case DimOrder():
-            yield from map(Candidate, DIMS)
         case Trackers():
             yield from (Candidate(name, doc) for name, doc in TRACKERS.items())
 
@@ -244,30 +213,3 @@ def _names(recipe: Outline, top: str, other_than: str = "") -> Iterator[Candidat
         path = stage_path(name) if top == "pipeline" else (top, name)
         if name != other_than:
             yield Candidate(name, _description(recipe, *path))
-
-
-def _prefixes(recipe: Outline, top: str) -> Iterator[Candidate]:
-    return (Candidate(f"{one.text}.", one.description) for one in _names(recipe, top))
-
-
-def _endpoints(recipe: Outline, component: str) -> Iterable[Candidate]:
-    """Returns the endpoints of a component's class, which is read as text."""
-    from meshctl.recipe.code.classes import Class, Code
-
-    folders = [str(folder) for folder in (recipe.home, Path.cwd())]
-    found = Code(folders).find(recipe.text("components", component, "_target_"))
-    return [Candidate(f"{component}.{name}") for name in found.endpoints] if isinstance(found, Class) else []
-
-
-def _workers(recipe: Outline, group: str) -> int:
-    """Returns the number of a group's workers; 1 if it is unknown."""
-    ranks = recipe.root.at(("groups", group, "ranks"))
-    is_listed = ranks is not None and ranks.is_list
-    devices = len(_present(recipe, ("groups", group, "ranks"))) if is_listed else 0
-    devices = devices or _number(recipe.text("groups", group, "ranks"))
-    each = _number(recipe.text("groups", group, "gpus_per_worker"))
-    return devices // each if devices % each == 0 else devices
-
-
-def _number(text: str) -> int:
-    return int(text) if re.fullmatch(r"[1-9]\d{0,8}", text) else 1

@@ -27,31 +27,12 @@ pipeline:
   publish: {sync: actor, to: sampler}
 run: {steps: 170, checkpoint: {every: 50}}
 """
-CODE = """\
-import a_module_that_does_not_exist
-from meshctl import Component, endpoint
-
-class Prompts(Component):
-    @endpoint
-    def next(self, samples): ...
-
-class Sampler(Component):
-    @endpoint
-    def sample(self, batch): ...
-
-    @endpoint
-    def greedy(self, batch): ...
-
-class Actor(Component):
-    @endpoint
-    def update(self, batch): ...
-"""
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a recipe, its class, and its config group."""
-    files = {"grpo.yaml": RECIPE, "my runs/a recipe.yaml": RECIPE, "arithmetic.py": CODE}
+    """A working directory with a recipe and its config group."""
+    files = {"grpo.yaml": RECIPE, "my runs/a recipe.yaml": RECIPE}
     files |= {"notes.txt": "", ".hidden.yaml": ""}
     files |= {f"conf/data/{size}.yaml": f"# {size}\nvars: {{{size}: 1}}\n" for size in ("small", "large")}
     for name, text in files.items():

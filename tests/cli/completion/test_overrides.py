@@ -50,21 +50,16 @@ VALUES = {
     "data@_global_=": "large small",
     "groups.train.device_type=c": "cuda cpu",
     "components.actor.group=": "rollout train",
-    "components.prompts.parallel=": "sampler",
-    "components.actor.parallel.tp_size=": "1 2 4 8 auto",
     "components.sampler.frozen=": "true false",
     "groups.train.colocate=": "rollout",
     "pipeline.metrics.in=": "batch rollouts publish",
     "pipeline.metrics.collect=me": "mean",
+    "run.steps=": "",
     "pipeline.metrics.execute=": "all first peer",
     "pipeline.metrics.when=": "start end checkpoint",
     "pipeline.rollouts.call=": "prompts. sampler. actor.",
-    "pipeline.rollouts.call=sampler.": "sampler.sample sampler.greedy",
     "pipeline.publish.to=s": "sampler",
-    "run.checkpoint.best.on=me": "metrics.",
     "run.checkpoint.best.mode=": "min max",
-    "run.steps=1": "170",
-    "run.dir=": "",
 }
 
 
@@ -89,7 +84,6 @@ def test_recipes_that_are_folders_of_runs_include_files_or_have_a_pipe_among_the
     more = "defaults: [./grpo, base, data@vars.mine: large]\ngroups: {judge: {ranks: 1}}\n"
     (place / "more.yaml").write_text(more)
     assert texts("launch more.yaml groups.") == ["groups.rollout.", "groups.train.", "groups.judge."]
-    assert texts("launch more.yaml run.grace=") == ["run.grace=30"]
     (place / "more.yaml").write_text("defaults:\n  - ./grpo\n  - data@vars.mine: large\n")
     assert texts("launch more.yaml vars.mine.vars.") == ["vars.mine.vars.large="]
     os.mkfifo(place / "conf" / "data" / "huge.yaml")
@@ -129,9 +123,9 @@ def proposed(word: str, step: int) -> Iterator[str]:
 
 @pytest.mark.hypothesis
 def test_what_is_proposed_is_accepted(place: Path) -> None:
-    """Every candidate is an existing key, option or package. A fourth of the candidates at each level is tried, and
+    """Every candidate is an existing key, option or package. Half of the candidates at each level are tried, and
     all in the nightly tests."""
-    tried = list(proposed("", examples(4, 1)))
+    tried = list(proposed("", examples(2, 1)))
     assert len(tried) > 15
     for text in tried:
         found = compose(place / "grpo.yaml", [text], place, config_folders(place, ())).found

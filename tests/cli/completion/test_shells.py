@@ -49,10 +49,6 @@ TYPED = (
         "launch grpo.yaml layout@components.actor.parallel=hsdp_tp",
     ),
     (
-        "meshctl launch grpo.yaml pipeline.rollouts.call=sampler.g\t",
-        "launch grpo.yaml pipeline.rollouts.call=sampler.greedy",
-    ),
-    (
         "meshctl launch my\ta\tgroups.tr\tdev\tcu\t",
         "launch my runs/a recipe.yaml groups.train.device_type=cuda",
     ),
