@@ -78,7 +78,7 @@ def test_fix_changes_own_files_only(folder: Path, capfd: Capture) -> None:
     code, _, err = run(capfd, "home/r.yaml", fix=True)
     assert code == 1 and own.read_text() == "fsdp_size: 4\n" and linked.read_text().endswith("nam: x\n")
     assert (home / "r.yaml").read_text().endswith("\nseed: 3\n")
-    why = "it is no file of the recipe's folder"
+    why = "the file is not in the folder of the recipe"
     assert f"not fixed home/linked.yaml:2:1: `nam` -> `name`: {why}" in err
 
 
