@@ -93,7 +93,9 @@ def _report(report: Report, done: Sequence[Diagnostic]) -> Iterator[str]:
         if fixes and is_override(file):
             yield f"{file} must be changed to: {shlex.quote(apply(lines[0], fixes))}"
         else:
-            yield from (f"not fixed {_change(fix)}: the file is not in the folder of the recipe" for fix in fixes)
+            yield from (
+                f"not fixed {_change(fix)}: the file is not in the folder of the recipe" for fix in fixes
+            )
 
 
 def _fixes(diagnostics: Sequence[Diagnostic]) -> list[Fix]:

@@ -540,7 +540,7 @@ def test_without_a_script(opened: Open, tmp_path: Path) -> None:
     page = opened(topology(everything()), java_script_enabled=False)
     assert "needs JavaScript" in page.inner_text("body") and page.is_visible(".picture") is False
     page = opened(report(failed(tmp_path / "run")), java_script_enabled=False)
-    assert page.locator("figure .curve").count() == 2 and page.locator(".lanes").count() == 2
+    assert page.locator("figure .curve").count() == 2 and page.locator(".lanes").count() == 1
     assert not page.locator("#filter").is_visible()
     assert "the last words" in page.locator("#faults").inner_text()
 
@@ -591,7 +591,7 @@ def test_the_value_under_the_pointer_and_zoom(opened: Open, tmp_path: Path) -> N
     assert "2" in ticks and "10" not in ticks
     page.keyboard.press("Escape")
     assert "10" in plot.locator("> text").all_text_contents()
-    lanes = page.locator(".lanes").nth(1)
+    lanes = page.locator(".lanes")
     lanes.scroll_into_view_if_needed()
     box = lanes.bounding_box()
     page.mouse.move(box["x"] + 1, box["y"] + 20)

@@ -17,9 +17,9 @@ from meshctl.view.pictures.html import as_json, policy
 from meshctl.view.pictures.svg import inline_style
 from meshctl.view.report_page import comparison, sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, memory_plots, memory_table
+from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, memory_plots
 from meshctl.view.report_page.record import STEP_SECONDS, RunRecord, Series
-from meshctl.view.report_page.sections import compared_recipes, marked_recipe, overrides_of
+from meshctl.view.report_page.sections import compared_recipes, overrides_of
 
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath fill='none' "
@@ -45,17 +45,16 @@ def draw(records: Sequence[RunRecord]) -> str:
 
 def draw_one(record: RunRecord) -> str:
     plots = Plots([record])
-    overrides = [each for launch in record.launches for each in overrides_of(launch)]
     found = [
         Section("topology", "Topology", sections.topology_picture(record)),
         Section("time", "Where the time goes", times(record)),
         Section("timeline", "Timeline", timelines(record)),
         Section("metrics", "Metrics", plots.metrics()),
-        Section("memory", "Memory", inner(memory_table(record), plots.memory())),
+        Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", faults(record)),
         Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
         Section("environment", "Environment", sections.environment(record)),
-        Section("recipe", "Recipe", recipe(record, overrides)),
+        Section("recipe", "Recipe", recipe(record)),
     ]
     head = inner(
         tag("h1", record.seen.name, " ", sections.state_word(record)),
@@ -87,11 +86,13 @@ def draw_two(records: Sequence[RunRecord]) -> str:
     return document(title, inner(tag("h1", title), comparison.facts(records)), found, plots.all)
 
 
-def recipe(record: RunRecord, overrides: Sequence[str]) -> Markup:
-    if not overrides:
-        return marked_recipe(record.recipe, ())
-    words = [inner(tag("mark", each, class_="mono"), " ") for each in dict.fromkeys(overrides)]
-    return inner(tag("p", "Overrides: ", words, class_="overrides"), marked_recipe(record.recipe, overrides))
+def recipe(record: RunRecord) -> Markup:
+    overrides = dict.fromkeys(each for launch in record.launches for each in overrides_of(launch))
+    words = [inner(tag("mark", each, class_="mono"), " ") for each in overrides]
+    return inner(
+        tag("p", "Overrides: ", words, class_="overrides") if words else None,
+        tag("pre", record.recipe.rstrip("\n"), class_="recipe", tabindex=0),
+    )
 
 
 def times(record: RunRecord) -> Markup:
@@ -99,14 +100,9 @@ def times(record: RunRecord) -> Markup:
 
 
 def timelines(record: RunRecord) -> Markup:
-    whole, newest = timeline.whole_run(record), timeline.newest_steps(record)
-    if not whole:
-        return Markup()
     note = "Each lane is a rank. The height of a color is the share of its time that a stage takes."
-    parts: list[Child] = [tag("h3", "The whole run"), tag("p", note, class_="note"), whole]
-    if newest:
-        parts += [tag("h3", "The newest steps"), newest]
-    return inner(*parts)
+    drawn = timeline.whole_run(record)
+    return inner(tag("p", note, class_="note"), drawn) if drawn else Markup()
 
 
 def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
@@ -180,7 +176,7 @@ def faults(record: RunRecord) -> Markup:
     found = list(sections.fault_list(record))
     logs, stalls = list(sections.log_list(record)), list(sections.stall_list(record))
     warnings = sections.warning_list(record)
-    parts: list[Child] = [sections.attempt_table(record), sections.group_restart_table(record), found]
+    parts: list[Child] = [sections.attempt_table(record), sections.group_restarts(record), found]
     parts += [tag("h3", "Stalls"), stalls] if stalls else []
     parts += [tag("h3", "Logs"), logs] if logs else []
     parts += [tag("h3", "Warnings"), warnings] if warnings else []

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.run.events import Event
 from meshctl.view.formatting import count, number, size
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Point, RunRecord, Series
-from meshctl.view.report_page.sections import table
 
 WIDTH, HEIGHT = 1000, 150
 """The units of a plot. Its width is stretched to the page; its height is in pixels."""
@@ -287,42 +285,16 @@ def _most(record: RunRecord, group: str, key: str) -> list[Point]:
     width = record.clock.seconds / PIECES
     present: dict[int, float] = {}
     most: dict[int, float] = {}
-    for event in _events(record):
-        if event.group == group and isinstance(value := event.value.get(key), (int, float)):
-            present[event.rank or 0] = value
+    for event in record.events("memory"):
+        if (
+            event.group == group
+            and event.rank is not None
+            and isinstance(value := event.value.get(key), (int, float))
+        ):
+            present[event.rank] = value
             number = int(record.clock.at(event.time) / width)
             most[number] = max(most.get(number, 0.0), *present.values())
     series = Series()
     for number, value in most.items():
         series.add(number * width, value)
     return series.points
-
-
-def _events(record: RunRecord) -> list[Event]:
-    return [event for event in record.events("memory") if event.rank is not None]
-
-
-def memory_table(record: RunRecord) -> Markup:
-    """Returns the greatest values of each group, with the ranks that had them; empty without any."""
-    peaks: dict[tuple[str, str], tuple[float, int]] = {}
-    for event in _events(record):
-        for key in ("peak", "device_peak"):
-            if isinstance(value := event.value.get(key), (int, float)):
-                known = peaks.get((event.group, key), (-1.0, 0))
-                peaks[event.group, key] = max(known, (float(value), -(event.rank or 0)))
-    if not peaks:
-        return Markup()
-    rows = [
-        (group.name, *(_peak(peaks.get((group.name, key))) for key in ("peak", "device_peak")))
-        for group in record.seen.plan.groups
-        if (group.name, "peak") in peaks
-    ]
-    heads = ("group", "most main memory of a rank", "most device memory of a rank")
-    columns = 3 if any(key == "device_peak" for _, key in peaks) else 2
-    return table(heads[:columns], [row[:columns] for row in rows], range(1, columns))
-
-
-def _peak(found: tuple[float, int] | None) -> Markup | str:
-    if found is None:
-        return ""
-    return tag("span", size(found[0]), " ", tag("span", f"rank {-found[1]}", class_="muted"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from meshctl.run.directory import RunDir
-from meshctl.run.event_files import EventFiles, event_files
+from meshctl.run.event_files import event_files
 from meshctl.run.events import Event, parsed
 from meshctl.run.launches import git_state, launches
 from meshctl.run.log_files import read_tail, without_stamps
@@ -120,8 +119,6 @@ MAX_DECODED = 60_000
 """About how many `step` events are decoded."""
 LINE_BYTES = 180
 """The size of a `step` event, at least."""
-MAX_NEWEST = 60
-"""Number of newest steps of a worker that are kept with all their parts."""
 MAX_OTHERS = 50_000
 _STEP, _METRIC = b'{"name":"step"', b'{"name":"metric"'
 Worker = tuple[str, int]
@@ -132,10 +129,8 @@ Worker = tuple[str, int]
 class Span:
     """One step of a worker, or several."""
 
-    begin: float
-    """Seconds since the epoch, as `end`."""
     end: float
-    first: int
+    """Seconds since the epoch."""
     last: int
     seconds: float
     """The seconds, summed over its steps, as in `stages`, `waits` and `sends`."""
@@ -148,83 +143,41 @@ class Span:
 @dataclass
 class StepSpans:
     spans: dict[Worker, list[Span]] = field(default_factory=dict)
-    newest: dict[Worker, list[Span]] = field(default_factory=dict)
     others: list[Event] = field(default_factory=list)
     """All events but those of steps and metrics, in the order of time."""
 
 
 def read_events(run: RunDir) -> StepSpans:
+    """Reads the events of all processes. Of very many steps, one in so many is decoded and stands for all."""
     found, processes = StepSpans(), event_files(run.events)
     size = sum(size_of(run.events / name) for each in processes for _, name in each.names_from(-1))
     every = max(1, size // LINE_BYTES // MAX_DECODED)
     for process in processes:
-        _Reader(run, process, every).read(found)
+        steps = 0
+        for line in (line for _, name in process.names_from(-1) for line in lines_of(run.events / name)):
+            steps += (is_step := line.startswith(_STEP))
+            if line.startswith(_METRIC) or (is_step and steps % every) or not (event := parsed(line)):
+                continue
+            if event.name not in ("step", "steps"):
+                found.others.append(event)
+            elif event.rank is not None and (span := span_of(event, every if is_step else 1)):
+                found.spans.setdefault((event.group, event.rank), []).append(span)
     found.others = sorted(found.others[:MAX_OTHERS], key=lambda event: event.time)
     return found
 
 
-class _Reader:
-    """Reads the events of one process."""
-
-    def __init__(self, run: RunDir, process: EventFiles, every: int) -> None:
-        self._run, self._process, self._every = run, process, every
-
-    def read(self, found: StepSpans) -> None:
-        newest: deque[bytes] = deque(maxlen=MAX_NEWEST)
-        left = 1
-        for line in self._lines():
-            if line.startswith(_STEP):
-                newest.append(line)
-                left -= 1
-                if left:
-                    continue
-                left = self._every
-            if not line.startswith(_METRIC) and (event := parsed(line)):
-                self._add(event, found)
-        spans = [span for event in map(parsed, newest) if event and (span := span_of(event))]
-        if spans and (who := self._worker(newest[-1])):
-            found.newest[who] = spans
-
-    def _lines(self) -> Iterator[bytes]:
-        for _, name in self._process.names_from(-1):
-            yield from lines_of(self._run.events / name)
-
-    def _worker(self, line: bytes) -> Worker | None:
-        event = parsed(line)
-        return (event.group, event.rank) if event and event.rank is not None else None
-
-    def _add(self, event: Event, found: StepSpans) -> None:
-        if event.name not in ("step", "steps"):
-            found.others.append(event)
-        elif event.rank is not None and (span := span_of(event)):
-            spans = found.spans.setdefault((event.group, event.rank), [])
-            if self._every > 1 and spans and 0 < span.first - spans[-1].last <= self._every:
-                span = stretched(span, spans[-1].end)
-            spans.append(span)
-
-
-def span_of(event: Event) -> Span | None:
-    """Returns the times of a `step` or `steps` event; None where they are damaged."""
+def span_of(event: Event, times: int) -> Span | None:
+    """Returns the times of a `step` or `steps` event that stands for so many; None where they are damaged."""
     value: Mapping[str, Any] = event.value
     try:
-        seconds, last = float(value["seconds"]), int(event.step or 0)
-        stages, waits, sends = (dict(value.get(key, {})) for key in ("stages", "waits", "sends"))
-        first = int(value.get("first", last))
+        seconds, last = times * float(value["seconds"]), int(event.step or 0)
+        stages, waits, sends = (
+            {name: times * spent for name, spent in dict(value.get(key, {})).items()}
+            for key in ("stages", "waits", "sends")
+        )
     except (KeyError, TypeError, ValueError):
         return None
-    return Span(event.time - seconds, event.time, first, last, seconds, stages, waits, sends)
-
-
-def stretched(span: Span, begin: float) -> Span:
-    """Returns a step that represents itself and the undecoded steps before it, from `begin` on."""
-    if not 0 < span.seconds < span.end - begin:
-        return span
-    factor = (span.end - begin) / span.seconds
-    stages, waits, sends = (
-        {name: seconds * factor for name, seconds in parts.items()}
-        for parts in (span.stages, span.waits, span.sends)
-    )
-    return Span(begin, span.end, span.first, span.last, span.seconds * factor, stages, waits, sends)
+    return Span(event.time, last, seconds, stages, waits, sends)
 
 
 STEP_SECONDS = "seconds a step"
@@ -338,11 +291,6 @@ class RunRecord:
                 case "over" if now and event.value.get("code"):
                     now.cause = str(event.value.get("reason", ""))
         return found
-
-    @property
-    def group_restarts(self) -> list[Event]:
-        """The restarts of single groups."""
-        return [event for event in self.events("restarted") if "group" in event.value]
 
     def _reached(self, begin: float, end: float) -> int:
         """Returns the last step that any worker has ended between two times."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
 from meshctl.plan.views.topology import topology
-from meshctl.run.events import Event
+from meshctl.run.events import Event, restart_line
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.summary import means, route_rows
@@ -168,23 +167,11 @@ def attempt_table(record: RunRecord) -> Markup:
     return table(heads, rows, (0, 3))
 
 
-def group_restart_table(record: RunRecord) -> Markup:
-    """Returns the restarts of single groups, the last ones."""
-    found = record.group_restarts
-    rows = [
-        (
-            str(event.value["group"]),
-            when(event.time),
-            str(event.value.get("attempt", 0)),
-            _from(event.step),
-            redact(str(event.value.get("cause", ""))),
-        )
-        for event in found[-MAX_GROUP_RESTARTS:]
-    ]
-    heads = ("restarted alone", "at", "attempt", "after", "why")
-    earlier = len(found) - len(rows)
-    note = tag("p", f"{count(earlier, 'earlier restart')} not shown.", class_="note") if earlier else None
-    return inner(table(heads, rows, (2,)), note)
+def group_restarts(record: RunRecord) -> Markup:
+    """Returns the last restarts of single groups."""
+    found = [event for event in record.events("restarted") if "group" in event.value][-MAX_GROUP_RESTARTS:]
+    items = [tag("li", when(event.time), ": ", redact(restart_line(event))) for event in found]
+    return tag("ul", items) if items else Markup()
 
 
 def _from(step: int | None) -> str:
@@ -329,44 +316,6 @@ def _number(value: Any) -> float:
 
 CONTEXT = 3
 """Number of equal lines around a difference that are shown."""
-_KEY = re.compile(r"(?P<indent> *)(?P<key>\"[^\"]*\"|'[^']*'|[^\s#:{}\[\]][^:]*):(?:\s|$)")
-
-
-def marked_recipe(recipe: str, overrides: Sequence[str]) -> Markup:
-    """Returns the recipe, in which the lines that overrides have set are marked."""
-    lines = recipe.rstrip("\n").splitlines()
-    chosen = set(_lines_of(_paths(lines), overrides))
-    return tag(
-        "pre",
-        [inner(tag("mark", line) if number in chosen else line, "\n") for number, line in enumerate(lines)],
-        class_="recipe",
-        tabindex=0,
-    )
-
-
-def _paths(lines: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns the path of the key in each line; an empty one for a line without a key."""
-    above: list[tuple[int, str]] = []
-    found = list[tuple[str, ...]]()
-    for line in lines:
-        if key := _KEY.match(line):
-            indent = len(key["indent"])
-            above = [one for one in above if one[0] < indent]
-            above.append((indent, key["key"].strip("\"'")))
-        found.append(tuple(name for _, name in above) if key else ())
-    return found
-
-
-def _lines_of(paths: Sequence[tuple[str, ...]], overrides: Iterable[str]) -> Iterator[int]:
-    """Yields the numbers of the lines that overrides have set: that of the key, or else of the nearest key
-    above it, because a small mapping is one line."""
-    numbers = {path: number for number, path in reversed(list(enumerate(paths))) if path}
-    for override in overrides:
-        path = tuple(override.lstrip("+~").partition("=")[0].partition("@")[0].split("."))
-        while path and path not in numbers:
-            path = path[:-1]
-        if path:
-            yield numbers[path]
 
 
 def compared_recipes(before: str, after: str) -> Markup:

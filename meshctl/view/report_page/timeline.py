@@ -1,7 +1,6 @@
 """The timeline: one lane for each rank, in which the stages are drawn over time.
 
-The whole run is drawn in columns: in each one the height of a stage is the share of its time. The newest
-steps are drawn one by one; the parts of a step are drawn one after another in the order of the plan.
+The run is drawn in columns: in each one the height of a stage is the share of its time.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ from meshctl.view.report_page.plots import WIDTH, Scale, stretched, time_ticks, 
 from meshctl.view.report_page.record import RunRecord, Span, Worker
 
 COLUMNS = 200
-"""Number of columns of the whole run."""
 MAX_LANES = 256
-MAX_PARTS = 12_000
-"""Maximum number of drawn parts of the newest steps."""
-MAX_STEPS = 40
 OTHERS = {"send": "sends", "wait": "waits for input", "rest": "checkpoints and rest"}
 """Class -> an activity of a worker outside of its stages."""
 LANES_PX = 720
@@ -91,18 +86,14 @@ class Colors:
     def __init__(self, plan: Plan) -> None:
         self.of = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
 
-    def legend(self, boxes: Mapping[str, object], record: RunRecord | None = None) -> Markup:
+    def legend(self, boxes: Mapping[str, object], record: RunRecord) -> Markup:
         """Returns the legend: the names of the stages and activities, and the marks of the run."""
         named = [(kind, name) for name, kind in self.of.items() if kind in boxes]
         named += [(kind, name) for kind, name in OTHERS.items() if kind in boxes]
-        if record:
-            marks = ("checkpoint", "checkpoint"), ("restarted", "restart"), ("fault", "fault")
-            named += [(kind, kind) for event, kind in marks if record.events(event)]
+        marks = ("checkpoint", "checkpoint"), ("restarted", "restart"), ("fault", "fault")
+        named += [(kind, kind) for event, kind in marks if record.events(event)]
         items = [tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name)) for kind, name in named]
         return tag("ul", inner(items), class_="legend")
-
-
-# The whole run
 
 
 def whole_run(record: RunRecord) -> Markup:
@@ -117,7 +108,7 @@ def whole_run(record: RunRecord) -> Markup:
         for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), colors).items()):
             _stack(boxes, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
     scale = Scale(0.0, length)
-    drawing = _drawing(boxes, lanes, length, _marks(record, lanes, scale), "The whole run")
+    drawing = _drawing(boxes, lanes, length, _marks(record, lanes, scale))
     return inner(colors.legend(boxes, record), drawing)
 
 
@@ -197,81 +188,7 @@ def _mark(kind: str, part: float, text: str, lanes: Lanes) -> Markup:
     return tag("line", title, class_=kind, x1=where, x2=where, y1=0, y2=lanes.bottom)
 
 
-# The newest steps
-
-
-def newest_steps(record: RunRecord) -> Markup:
-    """Returns the lanes of the newest steps; empty for a run without a step."""
-    plan = record.seen.plan
-    lanes, colors = Lanes.of(plan), Colors(plan)
-    count = _count_of_steps(record, lanes)
-    kept = {worker: spans[-count:] for worker, spans in record.steps.newest.items() if worker in lanes.tops}
-    spans = [span for each in kept.values() for span in each]
-    if not spans:
-        return Markup()
-    begin, end = _window(kept)
-    if end <= begin:
-        return Markup()
-    scale, boxes = Scale(begin, end), dict[str, list[Box]]()
-    for worker, each in kept.items():
-        for span in each:
-            _one_after_another(boxes, colors, span, scale, lanes.tops[worker], lanes.height)
-    drawing = _drawing(boxes, lanes, end - begin, (), "The newest steps")
-    steps = [span.last for span in spans if span.end > begin]
-    note = f"Steps {min(steps)} to {max(steps)}, {duration(end - begin)}"
-    if min(steps) == max(steps):
-        note = f"Step {max(steps)}, {duration(end - begin)}"
-    return inner(tag("p", note, class_="note"), colors.legend(boxes), drawing)
-
-
-def _count_of_steps(record: RunRecord, lanes: Lanes) -> int:
-    parts = sum(
-        2 * len(spans[-1].stages) + 1 for worker, spans in record.steps.newest.items() if worker in lanes.tops
-    )
-    return max(3, min(MAX_STEPS, MAX_PARTS // max(1, parts)))
-
-
-def _window(kept: dict[Worker, list[Span]]) -> tuple[float, float]:
-    """Returns the time in which most workers made their newest steps. A worker that ended long before the
-    others is left out."""
-    end = max(span.end for spans in kept.values() for span in spans)
-    begins = sorted(spans[0].begin for spans in kept.values() if spans[-1].end > end - 3600)
-    return begins[len(begins) // 2], end
-
-
-def _one_after_another(
-    boxes: dict[str, list[Box]], colors: Colors, span: Span, scale: Scale, top: int, height: int
-) -> None:
-    if span.end <= scale.low:
-        return
-    at = span.begin
-    _add_box(boxes, "rest", span.begin, span.end, scale, top, height)
-    for name in dict.fromkeys((*span.stages, *span.waits, *span.sends)):
-        parts = (
-            ("wait", span.waits.get(name)),
-            (colors.of.get(name), span.stages.get(name)),
-            ("send", span.sends.get(name)),
-        )
-        for kind, seconds in parts:
-            if kind and seconds:
-                _add_box(boxes, kind, at, min(span.end, at + seconds), scale, top, height)
-                at += seconds
-
-
-def _add_box(
-    boxes: dict[str, list[Box]], kind: str, begin: float, end: float, scale: Scale, top: int, height: int
-) -> None:
-    left, right = max(0.0, scale.part(begin)) * WIDTH, scale.part(end) * WIDTH
-    if right - left >= 0.02:
-        boxes.setdefault(kind, []).append((left, top, right - left, height))
-
-
-# Drawing of both
-
-
-def _drawing(
-    boxes: dict[str, list[Box]], lanes: Lanes, seconds: float, marks: Iterable[Markup], label: str
-) -> Markup:
+def _drawing(boxes: dict[str, list[Box]], lanes: Lanes, seconds: float, marks: Iterable[Markup]) -> Markup:
     """Returns the lanes above an axis of so many seconds."""
     ticks = time_ticks(Scale(0.0, seconds), 6)
     paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
@@ -285,7 +202,7 @@ def _drawing(
         width="100%",
         height=height + AXIS,
         role="img",
-        aria_label=f"{label}: a lane for each of {len(lanes.workers)} ranks",
+        aria_label=f"The run: a lane for each of {len(lanes.workers)} ranks",
     )
     names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
     return tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=seconds)
