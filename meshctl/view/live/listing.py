@@ -15,22 +15,11 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.run.directory import RunDir
 from meshctl.run.finding import NoRun, launched_at, name_of
-from meshctl.run.launcher import is_locked
 from meshctl.run.reading import DAMAGED
 from meshctl.run.submission import AskJob, Submission, unasked
 from meshctl.text.english import abbreviated
 from meshctl.view.formatting import duration
-from meshctl.view.live.run_state import Condition, Times, condition_of_code
-from meshctl.view.live.seen_run import LIVE, SeenRun, plan_of_run
-from meshctl.view.live.state_file import (
-    OtherFormat,
-    data_of,
-    end_after,
-    folded_state,
-    launcher_of,
-    made,
-    read_head,
-)
+from meshctl.view.live.seen_run import SeenRun, plan_of_run
 from meshctl.view.live.summary import table
 
 UNREADABLE = "unreadable"
@@ -74,60 +63,32 @@ class Row:
 
 
 def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:
-    """Returns the row of a run, from the head of its state. It never raises an exception for what a file
-    contains."""
+    """Returns the row of a run. It never raises an exception for what a file contains."""
     try:
-        if row := _row_of_job(run, ask):
-            return row
-        data = _data_of(run)
-        launcher, code, reason = launcher_of(data), data["code"], str(data["reason"])
-        code = code if code is None else int(code)
-        state: Condition = data["state"]
-        times = made(Times, data["times"])
-        if code is None:
-            alive = launcher.is_alive() if launcher else is_locked(run)
-            over = None if alive else end_after(run, times.launched)
-            if over:
-                code, reason = int(over.value.get("code", 0)), str(over.value.get("reason", ""))
-                state = condition_of_code(code)
-            elif alive is False:
-                state = "lost"
-        if state == "stalled":
-            reason = next(iter(data["stall"]), "")
-        elif state in ("running", "stopping") and launcher and not launcher.is_here:
-            reason = f"on {launcher.host}"
-        launched = times.launched or launched_at(run)
-        last = float(data["last"][1]) if data["last"] else 0.0
-        seconds = max(times.seconds(now if state in LIVE else 0.0), last)
-        restarts = len(data.get("restarts", ()))  # earlier versions wrote it into the second line
-        step, steps = int(data["step"]), int(data["steps"])
-        return Row(run, str(state), step, steps, launched, seconds, code, str(reason), restarts)
-    except (OSError, NoRun, OtherFormat, *DAMAGED) as error:
-        text = str(error) if isinstance(error, NoRun | OtherFormat) else f"{run.state} is damaged"
+        plan = plan_of_run(run)
+        seen, submission = SeenRun.of(run, plan), Submission.of(run)
+        if submission and (seen.is_live or seen.state.times.newest < submission.submitted):
+            seen = SeenRun.of(run, plan, ask)
+        state, launcher = seen.state, seen.launcher
+        cause = seen.where if seen.condition in ("queued", "lost") else state.reason
+        if seen.condition == "stalled":
+            cause = next(iter(state.stall), "")
+        elif seen.is_live and launcher and not launcher.is_here:
+            cause = f"on {launcher.host}"
+        return Row(
+            run,
+            seen.condition,
+            state.step,
+            state.steps,
+            state.times.launched or launched_at(run),
+            state.seconds(now if seen.is_live else 0.0),
+            state.code,
+            cause,
+            len(state.restarts),
+        )
+    except (OSError, NoRun, *DAMAGED) as error:
+        text = str(error) if isinstance(error, NoRun) else f"{run.path} is damaged"
         return Row(run, UNREADABLE, launched=launched_at(run), cause=text)
-
-
-def _row_of_job(run: RunDir, ask: AskJob) -> Row | None:
-    """Returns the row of a run whose job is queued or lost; None for another one, and for a run without a
-    job. Raises `NoRun`."""
-    submission, data = Submission.of(run), _data_of(run)
-    is_over = data["code"] is not None
-    if submission is None or (is_over and data["times"]["newest"] >= submission.submitted):
-        return None
-    seen = SeenRun.of(run, plan_of_run(run), ask)
-    if seen.condition not in ("queued", "lost"):
-        return None
-    state = seen.state
-    launched = state.times.launched or launched_at(run)
-    where, restarts = seen.where, len(state.restarts)
-    return Row(run, seen.condition, state.step, state.steps, launched, state.seconds(), None, where, restarts)
-
-
-def _data_of(run: RunDir) -> dict[str, Any]:
-    try:
-        return read_head(run)
-    except FileNotFoundError:
-        return data_of(folded_state(plan_of_run(run), run), None)
 
 
 def rows_of_runs(runs: Sequence[RunDir], now: float, ask: AskJob = unasked) -> list[Row]:

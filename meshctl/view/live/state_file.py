@@ -5,8 +5,7 @@
 
 The file is written whole, by a rename, at most once a second, and only when something has changed. That the
 run stops is written at once, so that a second `meshctl stop` waits and sends no second signal. A thread does
-this, so a slow disk never delays the run. The file is one JSON object in two lines: the first one has what
-`meshctl runs` lists, the second one the groups, routes and metrics.
+this, so a slow disk never delays the run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
-from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, opened, size_of, text_of
+from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, size_of, text_of
 from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
 from meshctl.view.times import WorkerTimes
@@ -37,25 +36,9 @@ MAX_PART = 0.01
 second."""
 END_S = 5.0
 """Seconds for which the end of a run waits for a slow disk to take the last file but one."""
-MAX_HEAD_BYTES = 1 << 22
-"""Maximum size of the first line of the file."""
 TAIL_BYTES = 1 << 16
 """Bytes at the end of the launcher's events in which its last one is searched."""
 PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "reason", "notice", "is_stopping")
-HEAD: tuple[str, ...] = (
-    "format",
-    "meshctl",
-    "name",
-    "state",
-    "launcher",
-    "times",
-    "step",
-    "steps",
-    "code",
-    "reason",
-)
-HEAD += ("stall", "restarts", "last")
-"""The keys of the first line of the file, which a list of runs needs."""
 Made = TypeVar("Made")
 LISTS = ("warnings", "restarts", "stalled", "stall")
 
@@ -110,26 +93,26 @@ def state_of(plan: Plan, data: Mapping[str, Any]) -> RunState:
         setattr(state, name, list(map(str, data[name])))
     for name in ("first", "last"):
         setattr(state, name, (int(data[name][0]), float(data[name][1])) if data[name] else None)
-    state.times = made(Times, data["times"])
+    state.times = _made(Times, data["times"])
     state.routes |= {str(name): int(sent) for name, sent in data["routes"].items()}
     for name, group in state.groups.items():
         if name in data["groups"]:
             _fill_group(group, data["groups"][name])
-    state.histories = {name: made(History, history) for name, history in data["metrics"].items()}
+    state.histories = {name: _made(History, history) for name, history in data["metrics"].items()}
     return state
 
 
 def _fill_group(group: GroupState, data: Mapping[str, Any]) -> None:
     group.workers = int(data.get("workers", group.workers))
     group.states = {int(rank): cast(State, str(state)) for rank, state in data["states"].items()}
-    group.stages = {name: made(Timing, timing) for name, timing in data["stages"].items()}
-    group.step = made(Timing, data["step"])
+    group.stages = {name: _made(Timing, timing) for name, timing in data["stages"].items()}
+    group.step = _made(Timing, data["step"])
     group.phases = {name: float(seconds) for name, seconds in data["phases"].items()}
-    group.times = {int(rank): made(WorkerTimes, times) for rank, times in data.get("times", {}).items()}
+    group.times = {int(rank): _made(WorkerTimes, times) for rank, times in data.get("times", {}).items()}
     group.running = {int(rank): (str(phase), float(at)) for rank, (phase, at) in data["running"].items()}
 
 
-def made(kind: type[Made], data: Mapping[str, Any]) -> Made:
+def _made(kind: type[Made], data: Mapping[str, Any]) -> Made:
     """Returns a record of numbers, and of lists and mappings of numbers. Unknown keys are left out. Raises
     `TypeError` for other values."""
     found = kind(**{name: data[name] for name in vars(kind()) if name in data})
@@ -142,10 +125,7 @@ def made(kind: type[Made], data: Mapping[str, Any]) -> Made:
 
 
 def as_text(data: Mapping[str, Any]) -> str:
-    """Returns the data as one JSON object in two lines, the head in the first one."""
-    head = json.dumps({name: data[name] for name in HEAD}, separators=(",", ":"))
-    rest = {name: value for name, value in data.items() if name not in HEAD}
-    return f"{head[:-1]},\n{json.dumps(rest, separators=(',', ':'))[1:]}\n"
+    return json.dumps(data, separators=(",", ":")) + "\n"
 
 
 # Reading
@@ -154,18 +134,7 @@ def as_text(data: Mapping[str, Any]) -> str:
 def read_data(run: RunDir) -> dict[str, Any]:
     """Returns the data of the file. Raises `FileNotFoundError` if there is none, another `OSError` if it
     cannot be read, `ValueError` if it is damaged, and `OtherFormat`."""
-    return _checked(run, text_of(run.state))
-
-
-def read_head(run: RunDir) -> dict[str, Any]:
-    """Returns the data that `HEAD` names, without reading the rest. Raises as `read_data`."""
-    with opened(run.state) as file:
-        line = file.readline(MAX_HEAD_BYTES).decode().rstrip()
-    return _checked(run, f"{line[:-1]}}}" if line.endswith(",") else line)
-
-
-def _checked(run: RunDir, text: str) -> dict[str, Any]:
-    data = decoded(text)
+    data = decoded(text_of(run.state))
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     if data.get("format") != FORMAT:
