@@ -21,8 +21,6 @@ class LogTail:
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
-        self.has_skipped = False
-        """True if the file has grown faster than it was read, so that lines are missing."""
         found = stat_of(path) if from_end else None
         self._offset = found.st_size if found else 0
         self._inode = found.st_ino if found else 0
@@ -52,7 +50,6 @@ class LogTail:
         path = older(self.path)
         found = stat_of(path)
         if found is None or found.st_ino != self._inode:
-            self.has_skipped = True
             return []
         return self._read(path, found.st_size, max_bytes, is_complete)
 
@@ -69,7 +66,6 @@ class LogTail:
         whole = text[: text.rfind(b"\n") + 1]
         if not whole and len(text) < max_bytes:
             return []
-        self.has_skipped |= start > self._offset
         self._offset = start + len(whole or text)
         lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
         return [line for line in lines if line.strip() and not line.startswith(CONTINUED)]

@@ -1,11 +1,11 @@
 """The output of workers and programs on the screen, each line as `GROUP:RANK: line`: of each group the first
-lines, all warnings and the last lines, and of ranks that the user follows every line.
+lines of rank 0, all warnings and the last lines, and of ranks that the user follows every line.
 
-    rollout:0: loading 1.2 GB of weights                first lines: of rank 0, and of others what is new
+    rollout:0: loading 1.2 GB of weights                first lines, of rank 0
     train:3: UserWarning: the cache is too small        a warning, at any time, of any rank
     train:0: more in runs/x/logs/train/0.log            where the first lines end
 
-Lines that differ only in numbers are alike; of each kind, the screen shows one. The files have everything.
+Of warnings that differ only in numbers, the screen shows one. The files have everything.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shlex
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from meshctl.view.live.logs import LogTail, printable
 
 POLL_S = 0.5
 MAX_FIRST_LINES = 20
-"""Maximum number of first lines of rank 0 of a group, and also of all its other ranks together."""
+"""Maximum number of first lines of rank 0 of a group."""
 MAX_LAST_LINES = 5
 """Maximum number of last lines of rank 0 of a group, and of each worker that failed."""
 MAX_FAILED = 4
@@ -48,30 +48,25 @@ TRACEBACK = "Traceback (most recent call last)"
 cause with its traceback."""
 
 
-def kind_of(line: str) -> str:
-    """Returns the line with # for numbers. Lines that differ only in numbers have the same kind."""
-    return re.sub(r"\d+", "#", line)
-
-
 Line = tuple[str, str]
 """GROUP:RANK and the text."""
 
 
 @dataclass
 class RankOutput:
+    """Selects the lines of a rank for the screen."""
+
     name: str
     """GROUP:RANK"""
     tail: LogTail
     is_followed: bool
-    first_left: int = MAX_FIRST_LINES
-    """The number of first lines that may still be shown, for rank 0. The other ranks share the number of
-    their `GroupOutput`."""
+    is_program: bool
+    warnings: set[str]
+    """The warnings of its group, with # for numbers."""
+    first_left: int
+    """The number of first lines that may still be shown."""
     has_raised: bool = False
     """True if it has written a traceback."""
-    has_warned: bool = False
-    """True if its last line was a warning."""
-    is_incomplete: bool = False
-    """True if the screen shows a line that states that lines were skipped."""
     unseen: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LAST_LINES))
     """Its newest lines, at most `MAX_LAST_LINES`, if they are not on the screen."""
 
@@ -81,67 +76,33 @@ class RankOutput:
             lines += more
         return lines
 
-
-@dataclass
-class GroupOutput:
-    """Selects the lines of a group's ranks for the screen."""
-
-    ranks: list[RankOutput]
-    is_program: bool
-    first_left: int = MAX_FIRST_LINES
-    """The number of first lines of ranks other than 0 that may still be shown."""
-    kinds: set[str] = field(default_factory=set)
-    """The kinds of the first lines that are on the screen."""
-    warnings: set[str] = field(default_factory=set)
-    """The kinds of the warnings."""
-
-    def choose(self, rank: RankOutput, line: str, is_stepping: bool) -> Iterable[str]:
-        """Returns the lines to show for a new line of a rank: the line, a hint to the file, or none.
-        `is_stepping` means that the first step is complete."""
-        if rank.is_followed:
-            return [printable(line, MAX_FOLLOWED_LETTERS)]
+    def choose(self, line: str, is_stepping: bool) -> str:
+        """Returns what to show for a new line: the line, a hint to the file, or nothing. `is_stepping` means
+        that the first step is complete."""
+        if self.is_followed:
+            return printable(line, MAX_FOLLOWED_LETTERS)
         if line.startswith(TRACEBACK) and not self.is_program:
-            rank.has_raised = True
-            rank.unseen.clear()
+            self.has_raised = True
+            self.unseen.clear()
         text = printable(line)
-        is_of_warning = self._is_of_warning(rank, text)
-        shown = self._new_warning(text) if is_of_warning else self._shown(rank, text, is_stepping)
-        if text in shown:
-            rank.unseen.clear()
-        elif not rank.has_raised and not is_of_warning:
-            rank.unseen.append(text)
-        return shown
+        if WARNING.search(text):
+            return self._new_warning(text)
+        if self.has_raised:
+            return ""
+        if self.first_left and (self.is_program or not is_stepping):
+            self.first_left -= 1
+            self.unseen.clear()
+            return text if self.first_left else f"more in {self.tail.path}"
+        self.unseen.append(text)
+        return ""
 
-    def _is_of_warning(self, rank: RankOutput, text: str) -> bool:
-        """Returns whether a line is a warning, or the line of code that Python prints below one."""
-        is_code = rank.has_warned and text.startswith("  ")
-        rank.has_warned = WARNING.search(text) is not None
-        return rank.has_warned or is_code
-
-    def _new_warning(self, text: str) -> Sequence[str]:
-        kind = kind_of(text)
+    def _new_warning(self, text: str) -> str:
+        kind = re.sub(r"\d+", "#", text)
         is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
         self.warnings.add(kind)
-        return [text] if is_new else []
-
-    def _shown(self, rank: RankOutput, text: str, is_stepping: bool) -> Sequence[str]:
-        kind = kind_of(text)
-        if rank.has_raised or (is_stepping and not self.is_program):
-            return []
-        if rank is self.ranks[0]:
-            return self._first_of_leader(rank, text, kind)
-        if kind in self.kinds or not self.first_left:
-            return []
-        self.first_left -= 1
-        self.kinds.add(kind)
-        return [text]
-
-    def _first_of_leader(self, rank: RankOutput, text: str, kind: str) -> Sequence[str]:
-        self.kinds.add(kind)
-        rank.first_left -= 1
-        if rank.first_left >= 0:
-            return [text]
-        return [f"more in {rank.tail.path}"] if rank.first_left == -1 else []
+        if is_new:
+            self.unseen.clear()
+        return text if is_new else ""
 
 
 class Output:
@@ -156,22 +117,21 @@ class Output:
         self.newest: dict[str, tuple[int, str]] = {}
         """Group -> the rank and the text of the newest line that any of its ranks has written."""
         self._is_stepping = False
-        self._groups = {
-            group.name: GroupOutput(
-                [
-                    RankOutput(
-                        name := f"{group.name}:{rank}",
-                        LogTail(run.log(group.name, rank), from_end=from_end),
-                        name in follow or group.name in follow,
-                    )
-                    for rank in range(min(group.workers, MAX_RANKS))
-                ],
-                group.program is not None,
-            )
-            for group in plan.groups
-        }
-        count = sum(len(group.ranks) for group in self._groups.values())
-        self._max_bytes = max(MIN_READ_BYTES, MAX_READ_BYTES // count)
+        self._groups: dict[str, list[RankOutput]] = {}
+        for group in plan.groups:
+            warnings = set[str]()
+            self._groups[group.name] = [
+                RankOutput(
+                    name := f"{group.name}:{rank}",
+                    LogTail(run.log(group.name, rank), from_end=from_end),
+                    name in follow or group.name in follow,
+                    group.program is not None,
+                    warnings,
+                    0 if rank else MAX_FIRST_LINES + 1,
+                )
+                for rank in range(min(group.workers, MAX_RANKS))
+            ]
+        self._max_bytes = max(MIN_READ_BYTES, MAX_READ_BYTES // sum(map(len, self._groups.values())))
 
     def end_first_lines(self) -> None:
         """Ends the first lines of components, because the first step is complete."""
@@ -179,25 +139,22 @@ class Output:
 
     def new(self) -> Iterator[Line]:
         """Yields the new lines for the screen."""
-        for name, group in self._groups.items():
-            is_newest = True
-            for number, rank in enumerate(group.ranks):
+        for name, ranks in self._groups.items():
+            newest = ""
+            for number, rank in enumerate(ranks):
                 lines = rank.new_lines(self._max_bytes)
-                if lines and is_newest:
-                    is_newest = False
-                    self.newest[name] = number, printable(lines[-1])
+                if lines and not newest:
+                    newest = printable(lines[-1])
+                    self.newest[name] = number, newest
                 for line in lines:
-                    for text in group.choose(rank, line, self._is_stepping):
+                    if text := rank.choose(line, self._is_stepping):
                         yield rank.name, text
-                if rank.tail.has_skipped and not rank.is_incomplete:
-                    rank.is_incomplete = True
-                    yield rank.name, f"prints faster than the screen shows; all of it is in {rank.tail.path}"
 
     def last(self, failed: Sequence[tuple[str, int]] = ()) -> Iterator[Line]:
         """Yields the last lines of each rank 0 and of workers that failed, if they are not on the screen."""
         leaders = [(name, 0) for name in self._groups]
         for name, rank in dict.fromkeys([*leaders, *failed[:MAX_FAILED]]):
-            for one in self._groups[name].ranks[rank : rank + 1]:
+            for one in self._groups[name][rank : rank + 1]:
                 yield from ((one.name, text) for text in one.unseen)
                 one.unseen.clear()
 
