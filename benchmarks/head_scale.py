@@ -38,7 +38,7 @@ from meshctl.engines.checks import on_node
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import version
 from meshctl.network.addresses import split
-from meshctl.network.authentication import new_nonce, proof_of
+from meshctl.network.connection import new_nonce, proof_of
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal, StepReport

@@ -135,7 +135,7 @@ class Watching:
         self._fold = Fold({"one": 2, "two": 2}, since=time.time())
         self._causes = Causes(frozenset({"one", "two"}), run.log)
         self._collectives, self._stragglers = CollectiveCheck(plan, 0), Stragglers()
-        self._stalls = StallWatch(plan, lambda node, processes: None)
+        self._stalls = StallWatch(plan, lambda node, processes: None, run.stalls)
         self._step = 0
 
     def steps(self, count: int) -> None:

@@ -16,7 +16,7 @@ from meshctl.engines.connection import CONNECT_S, JOIN_S
 from meshctl.engines.engine import groups_on, nodes_of
 from meshctl.engines.shipping import begin_run
 from meshctl.network.addresses import split
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import number_of
 from meshctl.run.directory import RunDir

@@ -31,7 +31,7 @@ from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unh
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.network.addresses import joined
-from meshctl.network.authentication import new_token
+from meshctl.network.connection import new_token
 from meshctl.plan.model import Group, Plan
 from meshctl.run.checkpoints.best import EarlyStopping
 from meshctl.run.checkpoints.saved import WholeCheckpoint

@@ -20,7 +20,7 @@
                     {"type": "stop", "signal": 15}: the scheduler ends the job
                     {"type": "examined", "facts": {...}, "now": SECONDS}
 
-A proof is that of `network.authentication`. Messages are plain data, and nothing is unpickled.
+A proof is that of `network.connection`. Messages are plain data, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -32,8 +32,15 @@ import time
 from meshctl import __version__
 from meshctl.engines.engine import CannotStart
 from meshctl.network.addresses import split
-from meshctl.network.authentication import TOKEN_VARIABLE, is_proof, new_nonce, proof_of
-from meshctl.network.connection import Connection, Message, ProtocolError
+from meshctl.network.connection import (
+    TOKEN_VARIABLE,
+    Connection,
+    Message,
+    ProtocolError,
+    is_proof,
+    new_nonce,
+    proof_of,
+)
 from meshctl.package import namesake, our_digest, reinstall_command
 
 BEAT_S = 3.0
@@ -61,11 +68,6 @@ class Handshake:
         self.began = time.monotonic()
         self._nonce, self._expected = new_nonce(), ""
         self.node = -1
-
-    @property
-    def is_refused(self) -> bool:
-        """True if the peer has ended the connection by an error, or after it was asked for its proof."""
-        return self.connection.is_broken or (self.connection.is_closed and bool(self._expected))
 
     def accepts(self, message: Message) -> bool:
         """Processes one message of the peer; returns True once the peer has proved that it has the token.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 
 NO_MESHCTL, NO_SETUP, NO_CONNECTION = 96, 97, 255
 """Exit codes of the script. The last one is also that of ssh."""

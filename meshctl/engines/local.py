@@ -28,7 +28,7 @@ from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import remove_scratch
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start
 from meshctl.run.process import adopt_orphans

@@ -1,11 +1,16 @@
 """A socket that carries JSON objects, one per line, both ways.
 
 It never blocks: bytes that cannot be sent at once are buffered until the socket is writable.
+
+Two processes of a run authenticate each other by proofs: an HMAC-SHA256 of the nonces of both under the token
+of the run. Each side learns that the other has the token, and the token itself is never sent.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
+import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +21,9 @@ Message = dict[str, Any]
 HANDSHAKE_BYTES_MAX = 4096
 """Maximum size of a message from a peer that has not authenticated yet."""
 RECEIVE_BYTES = 1 << 16
+TOKEN_VARIABLE = "MESHCTL_TOKEN"
+"""The environment variable that holds the token of a run. Workers and node processes that are started by exec
+read it and remove it."""
 
 
 class ProtocolError(Exception):
@@ -32,8 +40,7 @@ class Connection:
         self._socket = sock
         self._received, self._unsent = bytearray(), bytearray()
         self.message_bytes_max = HANDSHAKE_BYTES_MAX
-        self.is_closed = self.is_broken = False
-        """True if it is closed; and if an error other than the peer's end has closed it."""
+        self.is_closed = False
         self.peer_host = host_of(sock)
         """The IP address of the other end; empty if it is unknown."""
 
@@ -82,10 +89,7 @@ class Connection:
             self.close()
         except BlockingIOError:
             pass
-        except ConnectionError:  # the peer has ended and left bytes unread
-            self.close()
         except OSError:
-            self.is_broken = True
             self.close()
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
@@ -122,3 +126,20 @@ def _parsed(line: bytes) -> Message:
     if not isinstance(message, dict):
         raise ProtocolError("the message is not a JSON object")
     return message
+
+
+def new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(16)
+
+
+def proof_of(token: str, *words: str) -> str:
+    """Returns the proof over `words`: the role of the side that proves, and the nonces of both sides."""
+    return hmac.new(token.encode(), "\0".join(words).encode(), "sha256").hexdigest()
+
+
+def is_proof(given: object, expected: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())

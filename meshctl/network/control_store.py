@@ -30,7 +30,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from meshctl.network.addresses import split
-from meshctl.network.authentication import is_proof, new_nonce, proof_of
+from meshctl.network.connection import is_proof, new_nonce, proof_of
 
 CLIENT, SERVER = "store client", "store server"
 """The roles in proofs."""

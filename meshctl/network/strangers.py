@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from meshctl.network.connection import Connection, Message, ProtocolError
@@ -30,10 +30,6 @@ class Arrived(Protocol):
     connection: Connection
     began: float
 
-    @property
-    def is_refused(self) -> bool:
-        """True if it has ended the connection in a way that no process of the run does."""
-
     def accepts(self, message: Message) -> bool:
         """Processes a message. Returns True once the peer has proved that it has the token. Raises
         `ProtocolError` for an invalid message."""
@@ -42,16 +38,11 @@ class Arrived(Protocol):
 Peer = TypeVar("Peer", bound=Arrived)
 
 
-def is_crowded(peers: Sized) -> bool:
-    """Returns whether no further peer may begin to authenticate."""
-    return len(peers) >= STRANGERS_MAX
-
-
 def overdue(peers: Collection[Peer], now: float) -> list[Peer]:
     """Returns the peers, of those that have not authenticated, that are to be dropped. Where it is crowded,
     the host that has most of them makes room."""
     late = [one for one in peers if now - one.began > STRANGER_S]
-    if late or not is_crowded(peers):
+    if late or len(peers) < STRANGERS_MAX:
         return late
     [(crowd, _)] = Counter(one.connection.peer_host for one in peers).most_common(1)
     return [one for one in peers if one.connection.peer_host == crowd and now - one.began > CROWDED_S]
@@ -74,7 +65,7 @@ class Arrivals(Generic[Peer]):
 
     def accept(self) -> None:
         """Accepts peers until `STRANGERS_MAX` authenticate. Further ones wait in the listener's queue."""
-        while not is_crowded(self._strangers):
+        while len(self._strangers) < STRANGERS_MAX:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
@@ -95,28 +86,23 @@ class Arrivals(Generic[Peer]):
         """Goes on with the authentication of the peer with a file. Yields the peer once it has
         authenticated."""
         stranger = self._strangers[file]
-        connection = stranger.connection
         try:
-            has_proved = any(stranger.accepts(message) for message in connection.receive())
+            has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
         except ProtocolError:
             has_proved = False
-            connection.is_broken = True
+            stranger.connection.close()
         if has_proved:
             self._forget(file)
             yield stranger
-        elif stranger.is_refused:
-            self._drop(file)
-        elif connection.is_closed:
+        elif stranger.connection.is_closed:
             self._forget(file)
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""
         for one in overdue(self._strangers.values(), now):
-            self._drop(one.connection.fileno())
-
-    def _drop(self, file: int) -> None:
-        self._strangers[file].connection.close()
-        self._forget(file)
+            file = one.connection.fileno()
+            one.connection.close()
+            self._forget(file)
 
     def _forget(self, file: int) -> None:
         """Forgets a peer that has authenticated or has ended, so that another one can."""

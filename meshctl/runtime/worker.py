@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from meshctl.dataclass import dataclass
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.network.control_store import StoreTimeout
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan

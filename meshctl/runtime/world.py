@@ -25,9 +25,8 @@ from torch.distributed import FileStore, PrefixStore, TCPStore, distributed_c10d
 from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
-from meshctl.network.addresses import address_towards, split
+from meshctl.network.addresses import address_towards, split, with_short_lookups
 from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLost, StoreTimeout
-from meshctl.network.name_lookups import with_short_lookups
 from meshctl.plan.model import Group, Plan
 from meshctl.plan.views.distances import is_direct
 from meshctl.run.shutdown import PREFIX, has_left

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from meshctl.plan.model import Plan
 from meshctl.run import clock
-from meshctl.run.clock_offset import Offset, best_at
+from meshctl.run.clock import Offset, best_at
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event as RunEvent
 from meshctl.run.events import restart_line

@@ -72,7 +72,7 @@ pipeline:
 run: {steps: 100000, grace: 1}
 """
 COMMAND = (
-    "from meshctl.engines.supervise import stalls; stalls.LIMITS = stalls.Limits(1.5, 20.0);"
+    "from meshctl.engines.supervise import stalls; stalls.REPORT_S, stalls.FIRST_STEP_S = 1.5, 20.0;"
     "from meshctl.cli.main import main; main()"
 )
 """Runs a command with a shorter time to a report."""

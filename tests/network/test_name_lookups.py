@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from meshctl.network.name_lookups import with_short_lookups
+from meshctl.network.addresses import with_short_lookups
 
 
 def settings() -> tuple[int, int]:

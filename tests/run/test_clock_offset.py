@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.clock_offset import DRIFT, Offset, best_at
+from meshctl.run.clock import DRIFT, Offset, best_at
 
 seconds = st.floats(0, 5)
 starts = st.floats(0, 1e7)

@@ -28,7 +28,7 @@ from meshctl.engines.kubernetes.manifest import API_VERSION, CONTAINER, HEAD_FIL
 from meshctl.engines.kubernetes.options import JobSetOptions, code_folders
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
 from meshctl.engines.remote import ConnectedNodes
-from meshctl.network.authentication import new_token
+from meshctl.network.connection import new_token
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, RunDir, Start, write_whole
 from meshctl.run.events import Observer

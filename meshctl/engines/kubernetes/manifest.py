@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshctl.engines.kubernetes.options import JobSetOptions
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
 from meshctl.run.directory import RunDir

@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from meshctl.dataclass import dataclass
 from meshctl.network import addresses
-from meshctl.network.name_lookups import with_short_lookups
+from meshctl.network.addresses import with_short_lookups
 
 JOIN_S = 60.0
 """Time limit for all nodes of a group to join."""

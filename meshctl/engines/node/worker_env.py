@@ -19,7 +19,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
 from meshctl.engines.node.interpreter import environ_changes, server_python
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
-from meshctl.network.authentication import TOKEN_VARIABLE
+from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import interpreter_path, problem_of
 from meshctl.run.directory import RunDir, Start

@@ -21,10 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshctl.engines.engine import Handle
-from meshctl.engines.supervise import stalls
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.signals import Signals
+from meshctl.engines.supervise.stalls import REPORT_S
 from meshctl.engines.supervise.watches import Fault, Finding, Note, Watch
 from meshctl.run.directory import RunDir
 
@@ -92,7 +92,7 @@ class LauncherWatch(Watch):
     def look(self) -> None:
         self._look_at_launcher()
         self._receive_signals()
-        if self._slept_s >= stalls.LIMITS.report_s and not self._is_reported:
+        if self._slept_s >= REPORT_S and not self._is_reported:
             self._is_reported = True
             waits = f"the launcher waits for the disk of {self._run.path} (state D)"
             announce(f"stalled for {self._slept_s:.0f} s: {waits}")

@@ -1,6 +1,6 @@
 """Finds workers that do not advance, and ends a run that they hold up.
 
-    watch = ProgressWatch(attempt, nodes.ask_stacks, is_stopping)
+    watch = StallWatch(plan, nodes.ask_stacks, log, is_stopping)
     watch.add(event, now); watch.receive(message, now)
     for found in watch.poll(now): ...        # reports, and the reason of the end
 
@@ -30,7 +30,6 @@ from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.node.stacks import ProcessState
-from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.waits import (
     Known,
@@ -66,18 +65,11 @@ STACKS_MAX = 8
 """Maximum number of workers of a stall whose stacks are asked for."""
 ROUND_S = 1.0
 """Stalls that are reported together begin within this time."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    report_s: float = 9.0
-    """Seconds after which a stall is reported. The stacks, or the poll that finds a stopped process, take up
-    to a second more."""
-    first_step_s: float = 60.0
-    """The same before the first step of a worker is over."""
-
-
-LIMITS = Limits()
+REPORT_S = 9.0
+"""Seconds after which a stall is reported. The stacks, or the poll that finds a stopped process, take up to a
+second more."""
+FIRST_STEP_S = 60.0
+"""The same before the first step of a worker is over."""
 
 
 @dataclass(frozen=True)
@@ -114,17 +106,20 @@ class _Open:
     limit_s: float = 0.0
 
 
-class StallWatch:
+class StallWatch(Watch):
     def __init__(
         self,
         plan: Plan,
         ask: Callable[[int, Sequence[tuple[str, int, int]]], None],
-        limits: Limits | None = None,
+        log: Path,
+        is_stopping: Callable[[], bool] = lambda: False,
         is_suspended: bool = False,
     ) -> None:
-        """`ask(node, [(group, rank, pid), ...])` requests states and stacks, which `answer` receives.
+        """`ask(node, [(group, rank, pid), ...])` requests states and stacks from a node. `log` is the file of
+        reports with all stacks, and `is_stopping` returns whether the workers agree on a last step.
         `is_suspended`: no stall is ever found, because a worker is debugged."""
-        self._plan, self._ask, self._limits, self._is_suspended = plan, ask, limits or LIMITS, is_suspended
+        self._plan, self._ask, self._log, self._is_stopping = plan, ask, log, is_stopping
+        self._is_suspended = is_suspended
         self._positions: dict[Worker, _Position] = {}
         self._advanced: dict[Worker, float] = {}
         """Worker -> when its last event arrived."""
@@ -140,11 +135,10 @@ class StallWatch:
         self._in_torch: dict[Worker, float] = {}
         """A worker whose stack ends in torch.distributed -> the time since which it stands."""
         self._open: _Open | None = None
-        self._reported: dict[tuple[Worker, float], float] = {}
-        """A worker and the time since which it stands -> the time of the report."""
+        self._reported: set[tuple[Worker, float]] = set()
+        """The workers that were reported, each with the time since which it stands."""
         self._polled = self._restarted = -math.inf
         self._now = 0.0
-        self._expired: list[Stall] = []
         self._is_over = False
         """True if a stall has ended the run, or a group that restarts."""
 
@@ -194,7 +188,7 @@ class StallWatch:
         """Forgets the workers of a group, which restarts, and a stall of theirs that has ended them."""
         self._is_over = False
         workers = {worker for worker in workers_of(self._plan) if worker[0] == group}
-        self._reported = {key: at for key, at in self._reported.items() if key[0] not in workers}
+        self._reported = {key for key in self._reported if key[0] not in workers}
         for known in (self._begun, self._done, self._exited):
             known -= workers
         for worker in workers:
@@ -202,65 +196,56 @@ class StallWatch:
             self._phases.pop(worker, None)
             self._steps.pop(worker, None)
 
-    def stand(self, group: str, rank: int, record: Record, since: float) -> None:
-        """Notes that the record of a worker has not changed since a time."""
-        if (group, rank) not in self._exited:
-            self._positions[group, rank] = _Position(record, since)
-
-    def move(self, group: str, rank: int) -> None:
-        """Notes that a worker no longer stands."""
-        self._positions.pop((group, rank), None)
-
-    def answer(self, group: str, rank: int, state: ProcessState) -> None:
-        """Processes the state and the stacks of a worker that were asked for."""
-        self._states[group, rank] = state
-        if self._open:
-            self._open.missing.discard((group, rank))
+    def receive(self, message: Message, now: float) -> None:
+        match message:
+            case {"type": "progress", "workers": workers, "moved": moved}:
+                for group, rank, record, seconds in workers:
+                    if (group, rank) not in self._exited:
+                        self._positions[group, rank] = _Position(Record.of_message(record), now - seconds)
+                for group, rank in moved:
+                    self._positions.pop((group, rank), None)
+            case {"type": "stacks", "workers": workers}:
+                for group, rank, state in workers:
+                    self._states[group, rank] = ProcessState(**state)
+                    if self._open:
+                        self._open.missing.discard((group, rank))
 
     # Stalls
 
-    def poll(self, now: float, is_stopping: bool = False) -> list[Stall]:
-        """Returns the stalls to report now. `is_stopping`: the workers agree on a last step."""
+    def poll(self, now: float) -> Iterator[Finding]:
         if now - self._now > JUMP_S and self._now:
             self._restarted = now
         self._now = now
-        if self._is_suspended or now - self._polled < POLL_S or self._is_over:
-            return []
+        if self._is_suspended or self._is_over:
+            return
+        yield from self._continued()
+        if now - self._polled < POLL_S:
+            return
         self._polled = now
         if self._open:
-            return self._answered(self._open, is_stopping)
-        if not any(self._age(worker) >= self._least_limit for worker in self._positions):
-            return []
-        known, waits = self._situation(is_stopping)
-        for end in self._ends(known, waits):
-            self._consider(end)
-            if self._open:
-                break
-        return []
+            yield from self._answered(self._open)
+        elif any(self._age(worker) >= self._least_limit for worker in self._positions):
+            for end in self._ends(*self._situation()):
+                if not self._open:
+                    self._consider(end)
 
-    def take_continued(self) -> list[tuple[Worker, float]]:
-        """Returns the workers that were reported and have advanced since, with the seconds for which they had
-        not. Each one is returned once, and none after a stall has ended the run or a group: its workers no
-        longer stand because they were killed."""
-        if self._is_over:
-            return []
-        found = []
-        for (worker, since), _ in list(self._reported.items()):
+    def _continued(self) -> Iterator[Note]:
+        """Yields the workers that were reported and have advanced since, once. After a stall has ended the
+        run or a group, its workers no longer stand because they were killed."""
+        for worker, since in list(self._reported):
             position = self._positions.get(worker)
             if position is None or position.since != since:
-                del self._reported[worker, since]
+                self._reported.discard((worker, since))
                 if worker not in self._exited:
-                    found.append((worker, self._now - since))
-        return found
-
-    def take_expired(self) -> Stall | None:
-        """Returns the stall that ends the run, at the first call after it has exceeded the patience."""
-        return self._expired.pop() if self._expired else None
+                    name, seconds = name_of(worker), self._now - since
+                    text = f"{name} advances again, after {seconds:.0f} s"
+                    value = {"workers": [], "advanced": [name], "seconds": seconds, "text": [text]}
+                    yield Note("stall", value)
 
     @property
     def _least_limit(self) -> float:
         patience = [self._plan.run.patience, *(stage.patience or 0.0 for stage in self._plan.stages)]
-        return min([self._limits.report_s, *filter(None, patience)])
+        return min([REPORT_S, *filter(None, patience)])
 
     def _age(self, worker: Worker) -> float:
         """Returns the seconds for which a worker stands. They start again after a jump of the clock."""
@@ -271,7 +256,7 @@ class StallWatch:
     def _are_all_done(self) -> bool:
         return self._done.issuperset(workers_of(self._plan))
 
-    def _situation(self, is_stopping: bool) -> tuple[Known, dict[Worker, Wait]]:
+    def _situation(self) -> tuple[Known, dict[Worker, Wait]]:
         records = {worker: position.record for worker, position in self._positions.items()}
         done = frozenset(self._done | self._exited)
         in_torch = {
@@ -280,7 +265,12 @@ class StallWatch:
             if worker in records and self._positions[worker].since == since
         }
         known = Known(
-            records, dict(self._phases), frozenset(self._begun), done, frozenset(in_torch), is_stopping
+            records,
+            dict(self._phases),
+            frozenset(self._begun),
+            done,
+            frozenset(in_torch),
+            self._is_stopping(),
         )
         waits = {
             worker: waits_of(self._plan, known, worker)
@@ -329,8 +319,8 @@ class StallWatch:
 
     def _report_limit(self, worker: Worker) -> float:
         if not self._steps.get(worker):
-            return self._limits.first_step_s
-        return max(self._limits.report_s, LONGEST_TIMES * self._longest_of(worker))
+            return FIRST_STEP_S
+        return max(REPORT_S, LONGEST_TIMES * self._longest_of(worker))
 
     def _patience(self, worker: Worker) -> float:
         """Returns the seconds after which a worker that stands ends the run. A stage that has taken longer
@@ -352,17 +342,17 @@ class StallWatch:
         is_timed = bool(name) or record.activity == Activity.SAVING
         return self._longest.get((worker[0], name), 0.0) if is_timed else 0.0
 
-    def _answered(self, asked: _Open, is_stopping: bool) -> list[Stall]:
-        """Returns the stall for which states and stacks were asked, once they have arrived."""
+    def _answered(self, asked: _Open) -> Iterator[Finding]:
+        """Yields the stall for which states and stacks were asked, once they have arrived."""
         if asked.missing and self._now - asked.asked < ANSWER_S:
-            return []
+            return
         self._open = None
-        known, waits = self._situation(is_stopping)
+        known, waits = self._situation()
         workers = tuple(worker for worker in asked.workers if worker in waits)
         if not workers or self._age(workers[0]) < self._now - asked.asked:  # they advance again
-            return []
+            return
         if self._note_torch(workers, known.in_torch):
-            return []  # the next poll finds the workers that they wait for
+            return  # the next poll finds the workers that they wait for
         graph = {worker: wait.workers for worker, wait in waits.items()}
         workers = by_suspicion(workers, self._states, known)
         stall = Stall(
@@ -374,12 +364,16 @@ class StallWatch:
             {worker: self._states[worker] for worker in workers if worker in self._states},
             asked.limit_s,
         )
+        text, stacks = report_of(self._plan, stall), stacks_of(stall)
         if asked.limit_s:
-            self._expired, self._is_over = [stall], True
-            return []
-        for worker in workers:
-            self._reported[worker, self._positions[worker].since] = self._now
-        return [stall]
+            self._is_over = True
+            log_stall(self._log, stacks)
+            yield Fault(cause_of(self._plan, stall, str(self._log)))
+            return
+        log_stall(self._log, [*text, *stacks])
+        self._reported.update((worker, self._positions[worker].since) for worker in workers)
+        value = {"workers": [*map(name_of, workers)], "seconds": stall.seconds, "text": text}
+        yield Note("stall", value, known.records[workers[0]].step)
 
     def _note_torch(self, workers: Sequence[Worker], known: Collection[Worker]) -> bool:
         """Notes workers that wait in a collective of torch which is not in their records. Returns whether
@@ -580,58 +574,3 @@ def stacks_of(stall: Stall) -> Iterator[str]:
         waits_in = f", in `{state.waits_in}`" if state.waits_in else ""
         yield f"{name_of(worker)}: pid {state.pid}, state {state.state or 'unknown'}{waits_in}"
         yield state.stack
-
-
-class ProgressWatch(Watch):
-    """Watches whether the workers of an attempt advance."""
-
-    def __init__(
-        self,
-        attempt: Attempt,
-        ask_stacks: Callable[[int, Sequence[tuple[str, int, int]]], None],
-        is_stopping: Callable[[], bool],
-    ) -> None:
-        """`ask_stacks` requests the states and stacks of workers from a node, and `is_stopping` returns
-        whether the workers agree on a last step."""
-        self._plan, self._log = attempt.plan, attempt.run.stalls
-        self._is_stopping = is_stopping
-        self._is_debugged = bool(attempt.start.debug)
-        """True if somebody debugs a worker, so that no limit holds."""
-        self._stalls = StallWatch(attempt.plan, ask_stacks, is_suspended=self._is_debugged)
-
-    def add(self, event: Event, now: float) -> None:
-        self._stalls.add(event, now)
-
-    def forget(self, group: str) -> None:
-        self._stalls.forget(group)
-
-    def receive(self, message: Message, now: float) -> None:
-        match message:
-            case {"type": "progress", "workers": workers, "moved": moved}:
-                for group, rank, record, seconds in workers:
-                    self._stalls.stand(group, rank, Record.of_message(record), now - seconds)
-                for group, rank in moved:
-                    self._stalls.move(group, rank)
-            case {"type": "stacks", "workers": workers}:
-                for group, rank, state in workers:
-                    self._stalls.answer(group, rank, ProcessState(**state))
-
-    def poll(self, now: float) -> Iterator[Finding]:
-        if self._is_debugged:
-            return
-        for stall in self._stalls.poll(now, self._is_stopping()):
-            yield self._report(stall)
-        for worker, seconds in self._stalls.take_continued():
-            name = name_of(worker)
-            text = f"{name} advances again, after {seconds:.0f} s"
-            yield Note("stall", {"workers": [], "advanced": [name], "seconds": seconds, "text": [text]})
-        if expired := self._stalls.take_expired():
-            log_stall(self._log, stacks_of(expired))
-            yield Fault(cause_of(self._plan, expired, str(self._log)))
-
-    def _report(self, stall: Stall) -> Note:
-        text = report_of(self._plan, stall)
-        log_stall(self._log, [*text, *stacks_of(stall)])
-        names = [name_of(worker) for worker in stall.workers]
-        step = stall.known.records[stall.workers[0]].step
-        return Note("stall", {"workers": names, "seconds": stall.seconds, "text": text}, step)

@@ -14,12 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from meshctl.network.authentication import is_proof, new_nonce, proof_of
-from meshctl.network.connection import (
-    Connection,
-    Message,
-    ProtocolError,
-)
+from meshctl.network.connection import Connection, Message, ProtocolError, is_proof, new_nonce, proof_of
 from meshctl.network.control_store import CLIENT, SERVER
 from meshctl.network.strangers import CROWDED_S, Arrivals
 
@@ -38,11 +33,6 @@ class _Peer:
     """The proof that the peer must send; empty before its nonce has arrived."""
     waiting: _Waiting | None = None
     """The request that is not answered yet."""
-
-    @property
-    def is_refused(self) -> bool:
-        """True if an error has ended the connection. A worker that is killed only closes it."""
-        return self.connection.is_broken
 
     def accepts(self, message: Message) -> bool:
         """Processes a message of a peer that has not authenticated. Raises `ProtocolError` if the peer does

@@ -39,7 +39,7 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.network import addresses
 from meshctl.network.addresses import joined
-from meshctl.network.authentication import TOKEN_VARIABLE, new_token
+from meshctl.network.connection import TOKEN_VARIABLE, new_token
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import CannotResize
 from meshctl.run.checkpoints.saved import NoWholeCheckpoint

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from meshctl.engines.supervise.cause import Cause
 from meshctl.network.connection import Message
-from meshctl.run.clock_offset import Offset
+from meshctl.run.clock import Offset
 from meshctl.run.events import Event
 
 

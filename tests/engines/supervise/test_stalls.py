@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.supervise.cause import Cause
 from meshctl.engines.supervise.stalls import (
+    FIRST_STEP_S,
     FIRST_STEP_TIMES,
     JUMP_S,
     LONGEST_TIMES,
-    Limits,
-    Stall,
+    REPORT_S,
     StallWatch,
-    cause_of,
     frames_of,
-    report_of,
 )
 from meshctl.engines.supervise.waits import Worker
+from meshctl.engines.supervise.watches import Note
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
@@ -33,7 +35,6 @@ PLAN = plan(
     patience=100.0,
 )
 WORKERS = [("train", 0), ("train", 1), ("other", 0)]
-LIMITS = Limits(10.0, 60.0)
 STACK = """Thread 0x00007f14915076c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 324 in wait
 
@@ -49,7 +50,9 @@ class Run:
     def __init__(self, placed: Plan = PLAN, steps: int = 1, **more: Any) -> None:
         self.asked: list[Worker] = []
         self.states: dict[Worker, ProcessState] = {}
-        self.watch, self.now = StallWatch(placed, self._ask, LIMITS, **more), 0.0
+        self.causes: list[Cause] = []
+        """The reasons of the end of the run."""
+        self.watch, self.now = StallWatch(placed, self._ask, Path("/dev/null"), **more), 0.0
         for number, (group, rank) in enumerate(WORKERS):
             self.watch.add(Event("started", group, rank, value={"pid": 100 + number}), 0.0)
             self.watch.add(Event("ready", group, rank), 0.0)
@@ -60,21 +63,30 @@ class Run:
         for group, rank, pid in processes:
             self.asked.append((group, rank))
             state = self.states.get((group, rank), ProcessState(state="S", stack=STACK))
-            self.watch.answer(group, rank, replace(state, pid=pid))
+            answer = [group, rank, asdict(replace(state, pid=pid))]
+            self.watch.receive({"type": "stacks", "workers": [answer]}, self.now)
 
     def step(self, group: str, rank: int, number: int, **stages: float) -> None:
         self.watch.add(Event("step", group, rank, number, value={"stages": stages}), self.now)
 
     def stand(self, group: str, rank: int, **record: Any) -> None:
-        kept = {"activity": Activity.CALLING, "step": 2, "stage": 1, **record}
-        self.watch.stand(group, rank, Record(**kept), self.now)
+        kept = Record(**{"activity": Activity.CALLING, "step": 2, "stage": 1, **record})
+        self.progress([[group, rank, kept.to_message(), 0.0]], [])
 
-    def until(self, now: float) -> list[Stall]:
-        found = []
+    def progress(self, workers: list[Any], moved: list[Any]) -> None:
+        self.watch.receive({"type": "progress", "workers": workers, "moved": moved}, self.now)
+
+    def until(self, now: float) -> list[list[str]]:
+        """Returns the texts of the reports."""
+        texts = []
         while self.now < now:
             self.now = min(now, self.now + 0.5)
-            found += self.watch.poll(self.now)
-        return found
+            for found in self.watch.poll(self.now):
+                if isinstance(found, Note):
+                    texts.append([line.strip() for line in found.value["text"]])
+                else:
+                    self.causes.append(found.cause)
+        return texts
 
 
 def collective(count: int) -> dict[str, Any]:
@@ -86,106 +98,84 @@ def test_the_worker_that_waits_for_nobody_is_named_with_those_that_wait() -> Non
     run.stand("train", 0, **collective(3))
     run.stand("train", 1, calls={"actor:dp": Calls(2)})
     run.stand("other", 0, activity=Activity.SENDING, stage=0, peer=0, route=0)
-    assert run.until(9.5) == []
-    [stall] = run.until(12.0)
-    assert stall.workers == (("train", 1),) and run.asked == [("train", 1)]
-    assert stall.chain == [(("other", 0), ("train", 0)), (("train", 0), ("train", 1))]
-    lines = report_of(PLAN, stall)
-    assert lines[0] == "stalled for 10 s: train:1 is in stage loss, step 2 and waits for nobody"
-    assert "other:0 waits for train:0: free slot of `batch -> loss`" in lines[1]
-    assert [line.strip() for line in lines[-2:]] == [
-        "/home/me/parts.py:14 in helper",
-        "/home/me/parts.py:20 in update",
+    assert run.until(8.5) == []
+    assert run.until(12.0) == [
+        [
+            "stalled for 10 s: train:1 is in stage loss, step 2 and waits for nobody",
+            "other:0 waits for train:0: free slot of `batch -> loss`",
+            "train:0 waits for train:1: `all_reduce`",
+            "train:1, innermost frame first:",
+            "/home/me/parts.py:14 in helper",
+            "/home/me/parts.py:20 in update",
+        ]
     ]
-    assert run.until(90.0) == [], "it is reported once"
+    assert run.asked == [("train", 1)] and run.until(90.0) == [], "it is reported once"
 
 
 def test_who_waits_for_a_worker_that_moves_is_no_stall() -> None:
     run = Run()
     run.stand("other", 0, activity=Activity.SENDING, stage=0, peer=0, route=0)
-    assert run.until(1000.0) == [] and run.watch.take_expired() is None
+    assert run.until(1000.0) == [] and not run.causes
 
 
-def test_a_stage_has_three_times_as_long_as_it_has_taken() -> None:
-    run = Run()
-    run.step("train", 0, 2, loss=20.0)
-    run.step("train", 0, 3, loss=20.0)
-    run.stand("train", 1)
-    assert run.until(LONGEST_TIMES * 20.0 - 1) == []
-    assert len(run.until(LONGEST_TIMES * 20.0 + 2)) == 1
-
-
-def test_a_slow_first_step_is_forgotten() -> None:
+@pytest.mark.parametrize(
+    ("times", "report_s"),
+    [((20.0, 20.0), LONGEST_TIMES * 20.0), ((1000.0, 1.0), REPORT_S), ((), FIRST_STEP_S)],
+    ids=["three times its longest time", "a slow first step is forgotten", "before a step is over"],
+)
+def test_when_a_stage_is_reported(times: tuple[float, ...], report_s: float) -> None:
     run = Run(steps=0)
-    run.step("train", 0, 1, loss=1000.0)
-    run.step("train", 0, 2, loss=1.0)
-    run.step("train", 1, 1, loss=1000.0)
-    run.step("train", 1, 2, loss=1.0)
+    for number, seconds in enumerate(times, 1):
+        for rank in (0, 1):
+            run.step("train", rank, number, loss=seconds)
+    run.stand("train", 1, step=len(times) + 1)
+    assert run.until(report_s - 1) == []
+    assert len(run.until(report_s + 2)) == 1
+
+
+BATCH, LOSS = PLAN.stages
+
+
+@pytest.mark.parametrize(
+    ("own", "steps", "limit"),
+    [(None, 1, 100.0), (200.0, 1, 200.0), (0.0, 1, math.inf), (None, 0, FIRST_STEP_TIMES * 100.0)],
+)
+def test_the_run_ends_after_its_patience_whatever_others_do(
+    own: float | None, steps: int, limit: float
+) -> None:
+    run = Run(replace(PLAN, stages=(BATCH, replace(LOSS, patience=own))), steps)
     run.stand("train", 1)
-    assert len(run.until(12.0)) == 1
-
-
-def test_before_the_first_step_is_over_there_is_more_time() -> None:
-    run = Run(steps=0)
-    run.stand("train", 1, step=1)
-    assert run.until(59.0) == []
-    assert len(run.until(62.0)) == 1
-    assert run.until(FIRST_STEP_TIMES * 100.0 - 2) == [] and run.watch.take_expired() is None
-    run.until(FIRST_STEP_TIMES * 100.0 + 2)
-    assert run.watch.take_expired() is not None
-
-
-def test_the_run_ends_after_its_patience_whatever_others_do() -> None:
-    run = Run()
-    run.stand("train", 1)
-    for step in range(2, 100):
+    for step in range(2, int(min(limit, 5000.0)) - 1):
         run.until(step)
         run.step("other", 0, step)
-    assert run.watch.take_expired() is None
-    run.until(102.0)
-    stall = run.watch.take_expired()
-    assert stall is not None and run.watch.take_expired() is None
-    cause = cause_of(PLAN, stall, "stalls.log")
-    assert (
-        cause.line == "train:1 failed in stage loss, step 2: it has not advanced for 100 s (`run.patience`)"
-    )
-    assert "parts.py:14 in helper" in cause.traceback
+    assert not run.causes
+    run.until(min(limit, 5000.0) + 2)
+    assert len(run.causes) == (limit < math.inf)
+    if limit == 100.0:
+        error = "it has not advanced for 100 s (`run.patience`)"
+        assert run.causes[0].line == f"train:1 failed in stage loss, step 2: {error}"
+        assert "parts.py:14 in helper" in run.causes[0].traceback
 
 
 def test_stalls_are_found_again_after_a_group_has_restarted_for_one() -> None:
     run = Run()
     run.stand("other", 0)
     run.until(100.5)
-    stall = run.watch.take_expired()
-    assert stall is not None and stall.workers == (("other", 0),)
-    run.watch.move("other", 0)  # it was killed, and its exit is not known yet
-    assert run.watch.take_continued() == []
+    run.progress([], [["other", 0]])  # it was killed, and its exit is not known yet
+    assert run.until(101.0) == []
     run.watch.forget("other")
-    assert run.watch.take_continued() == []
+    assert run.until(101.5) == []
     run.stand("train", 1)
     run.until(run.now + 100.5)
-    stall = run.watch.take_expired()
-    assert stall is not None and stall.workers == (("train", 1),)
-
-
-@pytest.mark.parametrize(("own", "limit"), [(200.0, 200.0), (0.0, None), (None, 100.0)])
-def test_a_stage_has_its_own_patience(own: float | None, limit: float | None) -> None:
-    batch, loss = PLAN.stages
-    run = Run(replace(PLAN, stages=(batch, replace(loss, patience=own))))
-    run.stand("train", 1)
-    run.until((limit or 5000.0) - 1)
-    assert run.watch.take_expired() is None
-    run.until((limit or 5000.0) + 2)
-    assert (run.watch.take_expired() is None) == (limit is None)
+    assert [(cause.group, cause.rank) for cause in run.causes] == [("other", 0), ("train", 1)]
 
 
 def test_a_worker_that_advances_again_is_reported_once() -> None:
     run = Run()
     run.stand("train", 1)
-    assert len(run.until(12.0)) == 1 and run.watch.take_continued() == []
-    run.until(20.0)
-    run.watch.move("train", 1)
-    assert run.watch.take_continued() == [(("train", 1), 20.0)] and run.watch.take_continued() == []
+    assert len(run.until(20.0)) == 1
+    run.progress([], [["train", 1]])
+    assert run.until(22.0) == [["train:1 advances again, after 20 s"]]
 
 
 def test_a_jump_of_the_clock_starts_all_limits_anew() -> None:
@@ -193,7 +183,7 @@ def test_a_jump_of_the_clock_starts_all_limits_anew() -> None:
     run.stand("train", 1)
     run.until(5.0)
     run.now += JUMP_S + 500
-    assert run.until(run.now + 9.0) == [] and run.watch.take_expired() is None
+    assert run.until(run.now + 8.5) == [] and not run.causes
     assert len(run.until(run.now + 3.0)) == 1
 
 
@@ -201,31 +191,18 @@ def test_workers_that_are_done_wait_for_the_others() -> None:
     run = Run()
     run.watch.add(Event("done", "other", 0), 0.0)
     run.stand("other", 0, activity=Activity.BETWEEN_STEPS, stage=-1)
-    assert run.until(1000.0) == [] and run.watch.take_expired() is None
+    assert run.until(1000.0) == [] and not run.causes
     for rank in range(2):
         run.watch.add(Event("done", "train", rank), run.now)
-    assert run.until(1009.0) == []
-    [stall] = run.until(1012.0)
-    assert stall.workers == (("other", 0),), "all others have ended"
-    assert "the end, after its last step" in report_of(PLAN, stall)[0]
+    assert run.until(1008.0) == []
+    [lines] = run.until(1012.0)
+    assert "other:0 is in the end, after its last step" in lines[0], "all others have ended"
 
 
 def test_a_debugged_run_has_no_limits() -> None:
     run = Run(is_suspended=True)
     run.stand("train", 1)
-    assert run.until(1000.0) == [] and run.watch.take_expired() is None
-
-
-def test_workers_in_the_same_stage_are_one_report_and_the_stopped_one_is_first() -> None:
-    run = Run()
-    run.states["train", 1] = ProcessState(state="T")
-    run.stand("train", 0)
-    run.stand("train", 1)
-    [stall] = run.until(12.0)
-    assert stall.workers == (("train", 1), ("train", 0))
-    lines = report_of(PLAN, stall)
-    assert lines[0] == "stalled for 10 s: train:1 is stopped (SIGSTOP) in stage loss, step 2"
-    assert lines[1].strip() == "train:1 is stopped; `kill -CONT 101` continues it"
+    assert run.until(1000.0) == [] and not run.causes
 
 
 def test_a_rank_in_a_collective_of_torch_waits_for_the_one_that_is_not() -> None:
@@ -234,44 +211,26 @@ def test_a_rank_in_a_collective_of_torch_waits_for_the_one_that_is_not() -> None
     run.states["train", 0] = ProcessState(state="S", stack=STACK.replace("  File", f"{frames}  File"))
     run.stand("train", 0)
     run.stand("train", 1)
-    [stall] = run.until(15.0)
-    assert stall.workers == (("train", 1),) and stall.chain == [(("train", 0), ("train", 1))]
+    [lines] = run.until(15.0)
+    assert "train:1 is in stage loss" in lines[0] and "train:0 waits for train:1" in lines[1]
 
 
-def test_a_circle_is_one_stall() -> None:
-    run = Run()
-    run.stand("train", 0, **collective(3))
-    run.stand("train", 1, **collective(3))
-    [stall] = run.until(12.0)
-    assert {*stall.workers} == {("train", 0), ("train", 1)}
-    assert "wait for each other" in report_of(PLAN, stall)[0]
-
-
-def test_a_stopped_worker_in_a_circle_is_the_cause() -> None:
-    run = Run()
-    run.states["train", 0] = ProcessState(state="T")
-    run.stand("train", 0, **collective(3))
-    run.stand("train", 1, **collective(3))
-    [stall] = run.until(12.0)
-    assert report_of(PLAN, stall)[0] == "stalled for 10 s: train:0 is stopped (SIGSTOP) in stage loss, step 2"
-    run.until(200.0)
-    expired = run.watch.take_expired()
-    assert expired is not None
-    error = "it is stopped (SIGSTOP) and has not advanced for 100 s (`run.patience`)"
-    assert cause_of(PLAN, expired, "log").line == f"train:0 failed in stage loss, step 2: {error}"
-
-
-def test_a_worker_that_waits_for_a_disk_is_first() -> None:
-    run = Run()
-    run.states["train", 1] = ProcessState(state="D", waits_in="nfs_wait_bit")
-    run.states["train", 0] = ProcessState(state="S")
-    run.stand("train", 0)
-    run.stand("train", 1)
-    [stall] = run.until(12.0)
-    assert stall.workers[0] == ("train", 1)
-    assert [line.strip() for line in report_of(PLAN, stall)[1:]] == [
-        "train:1 waits for a disk or a device in `nfs_wait_bit` (state D)"
-    ]
+@pytest.mark.parametrize("is_circle", [False, True])
+def test_of_several_workers_the_one_that_is_stopped_or_waits_for_a_disk_is_named(is_circle: bool) -> None:
+    record = collective(3) if is_circle else {}
+    for state, first, line in (
+        ("T", "train:1 is stopped (SIGSTOP) in", "train:1 is stopped; `kill -CONT 101` continues it"),
+        ("D", "train:", "train:1 waits for a disk or a device in `nfs_wait_bit` (state D)"),
+        ("S", "train:0 and train:1 wait for each other" if is_circle else "train:0 and train:1 are in", ""),
+    ):
+        run = Run()
+        run.states |= {("train", 1): ProcessState(state=state, waits_in="nfs_wait_bit")}
+        run.stand("train", 0, **record)
+        run.stand("train", 1, **record)
+        [lines] = run.until(12.0)
+        assert lines[0].startswith(f"stalled for 10 s: {first}") and (not line or line in lines)
+        run.until(200.0)
+        assert ("it is stopped (SIGSTOP) and has not advanced for" in run.causes[0].line) == (state == "T")
 
 
 def test_frames_of_libraries_come_last() -> None:
