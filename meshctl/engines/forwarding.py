@@ -18,9 +18,9 @@ from pathlib import Path
 
 from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
-from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
-from meshctl.run.events import SEGMENT_BYTES
-from meshctl.run.reading import appended, lines_of
+from meshctl.run.event_files import newest_segment, segment_after, segment_name
+from meshctl.run.events import SEGMENT_BYTES, Follower
+from meshctl.run.reading import appended
 
 EVENTS_S = 0.1
 """Seconds between two looks for events that are sent to the head."""
@@ -32,36 +32,19 @@ PROCESS = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,150}-[0-9]{1,9}")
 
 class EventForwarding:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: dict[str, tuple[int, int]] = {}
-        """Process -> the segment that was read last, and how many bytes of it."""
-        for process in event_files(folder):
-            path = folder / segment_name(process.who, process.last)
-            self._read[process.who] = (process.last, path.stat().st_size)
+        self._folder, self._follower = folder, Follower(folder)
+        self._follower.skip()
 
     def messages(self, attempt: int) -> Iterator[Message]:
         """Yields messages to the head with the new lines of each process, in the order of writing."""
-        for process in event_files(self._folder):
-            lines = list(self._new_of(process))
+        for process in self._follower.grown():
+            lines = [line.decode(errors="replace") for line in self._follower.lines(process)]
             for start in range(0, len(lines), LINES_MAX):
                 part = lines[start : start + LINES_MAX]
                 yield {"type": "events", "attempt": attempt, "who": process.who, "lines": part}
-
-    def _new_of(self, process: EventFiles) -> Iterator[str]:
-        who = process.who
-        for number in process.segments:
-            segment, position = self._read.get(who, (-1, 0))
-            if number < segment:
-                continue
-            position = position if number == segment else 0
-            path = self._folder / segment_name(who, number)
-            for line in lines_of(path, position):
-                position += len(line)
-                yield line.decode(errors="replace")
-            self._read[who] = (number, position)
-            if number < process.last:
-                with suppress(OSError):
-                    path.unlink()
+            for number in process.segments:
+                if self._follower.has_read(process.who, number):
+                    (self._folder / segment_name(process.who, number)).unlink(missing_ok=True)
 
 
 class ForwardedEvents:

@@ -18,7 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.machine import problems
@@ -113,6 +114,14 @@ class LocalHandle(Handle):
 
     def add(self, node: int, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
         self._processes[pid] = _Process(node, pid, os.pidfd_open(pid), popen)
+
+    def spawn(self, node: int, argv: Sequence[str], log: Path, **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a process that represents a node, in a session of its own. Its output goes to a log."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            popen = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True, **options)
+        self.add(node, popen.pid, popen)
+        return popen
 
     @property
     def running(self) -> bool:

@@ -158,10 +158,7 @@ class Driver:
         self._waiting = starts
         limit_s: float | None = self._order["limit_s"]
         self._deadline = time.monotonic() + (BUSY_S if limit_s is None else limit_s)
-        machines = self._machines()
-        if limit_s is None and not is_feasible(self._bundles, [one.total for one in machines]):
-            self._give_up(machines)
-        elif self._group is None:
+        if self._group is None:
             self._group = self._ray.util.placement_group(
                 self._bundles, strategy="STRICT_SPREAD", name=self._order["name"]
             )
@@ -177,7 +174,8 @@ class Driver:
             for bundle, number in waiting.items():
                 self._nodes[bundle] = self._started(bundle, number)
         elif time.monotonic() > self._deadline:
-            self._give_up(self._machines())
+            bundles, self._waiting = sorted(self._waiting), {}
+            self._send("refused", error=why_not(self._bundles, self._machines()), bundles=bundles)
 
     def _started(self, bundle: int, number: int) -> _Node:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -204,10 +202,6 @@ class Driver:
                 self._wait_for({**self._waiting, bundle: node.number})
                 return True
         return False
-
-    def _give_up(self, machines: Sequence[Machine]) -> None:
-        bundles, self._waiting = sorted(self._waiting), {}
-        self._send("refused", error=why_not(self._bundles, machines), bundles=bundles)
 
     def _machines(self) -> list[Machine]:
         from ray._private.state import available_resources_per_node  # the public API has sums only
@@ -267,22 +261,6 @@ def why_dead(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if "because" in line), first_line(error))
     return reason.partition("because ")[2].partition(". ")[0].rstrip(".") or reason
-
-
-def is_feasible(bundles: Sequence[Mapping[str, float]], machines: Sequence[Mapping[str, float]]) -> bool:
-    """Returns whether each bundle can have a machine of its own, by augmenting paths."""
-    holder: dict[int, int] = {}
-
-    def has_place(bundle: int, tried: set[int]) -> bool:
-        for number, machine in enumerate(machines):
-            if number not in tried and holds(machine, bundles[bundle]):
-                tried.add(number)
-                if number not in holder or has_place(holder[number], tried):
-                    holder[number] = bundle
-                    return True
-        return False
-
-    return all(has_place(bundle, set()) for bundle in range(len(bundles)))
 
 
 def holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:

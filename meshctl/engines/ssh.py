@@ -141,16 +141,7 @@ class SshHandle(LocalHandle):
 
     def _connect(self, command: Command) -> None:
         log = self._job.run.node_log(command.node)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
-            popen = subprocess.Popen(
-                command.argv,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        popen = self.spawn(command.node, command.argv, log, bufsize=0, stdin=subprocess.PIPE)
         assert popen.stdin is not None
         with suppress(OSError):  # ssh may have ended already
             popen.stdin.write(f"{self._job.token}\n".encode())
@@ -158,7 +149,6 @@ class SshHandle(LocalHandle):
         if self._archive:
             # A thread, because the pipe is as slow as the network to the host.
             Thread(target=send_archive, args=(self._archive, popen.stdin), daemon=True).start()
-        self.add(command.node, popen.pid, popen)
 
     def exited(self, node: int, code: int) -> Exited:
         self._close_pipe(node)

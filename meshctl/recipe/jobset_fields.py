@@ -181,8 +181,7 @@ OPTIONS = (
             "VARIABLE`.",
         aliases="secrets env_secrets secret_env"),
     Field("shm_size", Bytes(),
-        doc="Size of /dev/shm, such as 16GiB. Default: 512 MiB, 64 MiB for each worker of the node, and the "
-            "batches in flight whose size the recipe states.",
+        doc="Size of /dev/shm, such as 16GiB. Default: 512 MiB and 64 MiB for each worker of the node.",
         aliases="shared_memory shm shared_memory_size"),
     Field("resources", TextMapping(),
         doc="Resources of each pod beside its devices, such as {cpu: 32, memory: 200Gi}, as requests and "

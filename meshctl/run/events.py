@@ -304,13 +304,13 @@ class Follower:
     def new(self) -> Iterator[Event]:
         """Yields the events since the last call, file by file. A line that is still being written waits for
         the next call."""
-        for process in self._grown():
+        for process in self.grown():
             yield from self._events(process)
 
     def in_order(self) -> Iterator[Event]:
         """Yields the events since the last call, of all files in the order of their times. It needs memory
         for one event of each process, because its events are in order."""
-        return heapq.merge(*map(self._events, self._grown()), key=lambda event: event.time)
+        return heapq.merge(*map(self._events, self.grown()), key=lambda event: event.time)
 
     def skip(self) -> None:
         """Skips all events so far."""
@@ -334,7 +334,7 @@ class Follower:
             self._processes, self._listed = event_files(self._folder), (change, now)
         return self._processes
 
-    def _grown(self) -> list[EventFiles]:
+    def grown(self) -> list[EventFiles]:
         """Returns the files of the processes that have written events."""
         tails = self._tails
         return [
@@ -345,7 +345,8 @@ class Follower:
             or size_of(tail.path) > tail.position
         ]
 
-    def _events(self, process: EventFiles) -> Iterator[Event]:
+    def lines(self, process: EventFiles) -> Iterator[bytes]:
+        """Yields the lines of a process since the last call."""
         names = process.names_from(self._tails[process.who].segment if process.who in self._tails else -1)
         tail = self._tails.setdefault(process.who, _Tail())
         for number, name in names:
@@ -355,8 +356,10 @@ class Follower:
             tail.segment = number
             for line in lines_of(path, tail.position):
                 tail.position += len(line)
-                if event := parsed(line):
-                    yield event
+                yield line
+
+    def _events(self, process: EventFiles) -> Iterator[Event]:
+        return filter(None, map(parsed, self.lines(process)))
 
 
 def events_of(path: Path) -> Iterator[Event]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.ray import RayEngine
-from meshctl.engines.ray_driver import Machine, is_feasible, why_dead, why_not
+from meshctl.engines.ray_driver import Machine, why_dead, why_not
 from meshctl.package import install_command
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
@@ -250,23 +250,6 @@ def test_a_bundle_has_the_workers_and_devices_of_its_node(plan: Plan) -> None:
     assert RayEngine().bundles(plan) == [{"CPU": 8.0, "GPU": 4.0}, {"CPU": 5.0, "GPU": 2.0}]
     engine = RayEngine(cpus=0, resources={"rack": 0.5})
     assert engine.bundles(plan) == [{"GPU": 4.0, "rack": 0.5}, {"GPU": 2.0, "rack": 0.5}]
-
-
-@pytest.mark.parametrize(
-    ("bundles", "machines", "fits"),
-    [
-        ([{"CPU": 2}, {"CPU": 4}], [{"CPU": 4}, {"CPU": 2}], True),
-        ([{"CPU": 1}, {"CPU": 2}, {"CPU": 3}], [{"CPU": 3}, {"CPU": 2}, {"CPU": 1}], True),
-        ([{"CPU": 1}, {"GPU": 1}, {"CPU": 1}], [{"CPU": 1, "GPU": 1}, {"CPU": 1}, {"CPU": 2}], True),
-        ([{"CPU": 1}, {"GPU": 1}, {"CPU": 2}], [{"CPU": 2, "GPU": 1}, {"CPU": 1}, {"CPU": 1}], False),
-        ([{}, {}], [{"CPU": 1}], False),
-        ([{"CPU": 1}] * 300, [{"CPU": 1}] * 300, True),
-    ],
-)
-def test_each_bundle_has_a_machine_of_its_own(
-    bundles: list[Mapping[str, float]], machines: list[Mapping[str, float]], fits: bool
-) -> None:
-    assert is_feasible(bundles, machines) is fits
 
 
 def test_what_does_not_fit_is_named_with_what_there_is() -> None:

@@ -10,7 +10,10 @@ import math
 import os
 import platform
 import resource
+import shutil
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +21,6 @@ from meshctl import __version__
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
-from meshctl.engines.checks.disk import check_disk, not_answered
 from meshctl.engines.checks.fork import in_fork, in_one_line
 from meshctl.engines.checks.requirements import MIB, Requirements, amount
 from meshctl.package import (
@@ -36,6 +38,8 @@ from meshctl.package import (
 )
 from meshctl.text.english import counted
 
+MIN_FREE_BYTES = MIB // 4
+ELSEWHERE = "write elsewhere: run.dir=PATH"
 BLOCKED_S = 5.0
 """Seconds within which the disk must answer."""
 MIN_SHM_BYTES = 512 * MIB
@@ -71,14 +75,6 @@ def _guarded(
         found = f"could not be examined: {in_one_line(error)}"
         remedy = "this is a bug in meshctl; the machine itself may be fine"
         return [Check(name.removeprefix("check_"), "all of it", "warning", found, remedy)]
-
-
-def _check_disk(requirements: Requirements) -> Iterator[Check]:
-    try:
-        for check in in_fork(lambda: [asdict(one) for one in check_disk(requirements)], BLOCKED_S):
-            yield Check(**check)
-    except TimeoutError as error:
-        yield not_answered(requirements, error)
 
 
 def check_versions(_: Requirements) -> Iterator[Check]:
@@ -222,3 +218,61 @@ def _unbounded(limit: int) -> float:
 
 def _number(limit: float) -> str:
     return "no limit" if limit == math.inf else f"{limit:,}"
+
+
+def _check_disk(requirements: Requirements) -> Iterator[Check]:
+    try:
+        for check in in_fork(lambda: [asdict(one) for one in check_disk(requirements)], BLOCKED_S):
+            yield Check(**check)
+    except TimeoutError as error:
+        found = f"the test of {requirements.runs} failed: {error}"
+        remedy = f"look at the disk or the server behind it (df, mount), or {ELSEWHERE}"
+        yield Check("disk", "run directory", "failure", found, remedy)
+
+
+def check_disk(requirements: Requirements) -> Iterator[Check]:
+    """Yields the checks of the disk. They may wait for ever if it does not answer."""
+    runs = Path(requirements.runs).absolute()
+    nearest = next((folder for folder in (runs, *runs.parents) if folder.exists()), Path("/"))
+    folder = nearest / f".meshctl-check-{socket.gethostname()}-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        found = f"{nearest} cannot be written to: {error.strerror}"
+        yield Check("disk", "run directory", "failure", found, ELSEWHERE)
+    else:
+        yield _space(nearest, requirements)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _space(folder: Path, requirements: Requirements) -> Check:
+    name, kind, stat = "run directory", kind_of(folder), os.statvfs(folder)
+    free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    where = f"{folder} ({kind})" if kind else f"{folder}"
+    found = f"{where}: {amount(free)} free of {amount(total)}"
+    each, count = requirements.checkpoint_bytes, requirements.checkpoints
+    if count and free < each:
+        need = f"{found}, and a checkpoint takes at least {amount(each)}"
+        return Check("disk", name, "failure", need, f"delete old runs, or {ELSEWHERE}")
+    remedy = f"delete old runs, keep fewer checkpoints (run.checkpoint.keep), or {ELSEWHERE}"
+    if free < each * count:
+        need = f"{found}, and {count} checkpoints take at least {amount(each * count)}"
+        return Check("disk", name, "warning", need, remedy)
+    if free < MIN_FREE_BYTES:
+        return Check("disk", name, "failure", found, remedy)
+    return Check("disk", name, "ok", found)
+
+
+def kind_of(folder: Path) -> str:
+    """Returns the type of the file system that contains the folder; empty if it is unknown."""
+    longest, kind = -1, ""
+    with suppress(OSError):
+        real = os.path.realpath(folder)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            point = before.split()[4].encode().decode("unicode_escape")
+            is_above = real == point or real.startswith(point.rstrip("/") + "/")
+            if is_above and len(point) >= longest:
+                longest, kind = len(point), after.split()[0]
+    return kind

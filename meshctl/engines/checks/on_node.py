@@ -1,7 +1,8 @@
-"""The report of a node about itself, before it receives the first attempt, as plain data.
+"""The report of a node about itself, before it receives the first attempt, as plain data. The head judges
+each node by itself, and compares the nodes of a group. One finding of several nodes is one problem.
 
 facts = examine(plan, run, start, node, needs, nonce)      on the node
-problems = judge({0: NodeFacts(**facts), ...}, clocks, plan)       at the head (`across_nodes.py`)
+problems = judge({0: NodeFacts(**facts), ...}, plan)               at the head
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics.health import Check, State
 from meshctl.engines.checks.device_files import check_devices, devices_of_workers, requirements_on
 from meshctl.engines.checks.devices import Device, nvidia_smi
 from meshctl.engines.checks.fork import in_one_line
@@ -25,17 +26,30 @@ from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.checks.requirements import Needs, names_in
 from meshctl.engines.engine import CannotStart, groups_on
 from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
-from meshctl.network.addresses import split
 from meshctl.package import installed_version
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.english import in_words
 from meshctl.topology.cluster import transport_error
 
-CONNECT_S = 5.0
-"""Seconds within which the head must accept a connection."""
-OPEN = "allow all TCP ports between the nodes and the head: the system chooses which ones are used"
 CHANGE = "change this on the node, or choose another one"
+OTHER_FILES = Check(
+    "files",
+    "run directory",
+    "failure",
+    "a file that the head has just written there is missing: it is another file system",
+    "put run.dir, and the recipe, on a file system that all nodes mount at the same path",
+)
+SAME_TORCH = "install the same version on all nodes (engine.NAME.setup can activate an environment)"
+SAME_DEVICES = "start on nodes of one kind, or give the groups nodes of their own"
+
+COMPARED: Sequence[tuple[str, State, str]] = (
+    ("torch", "failure", SAME_TORCH),
+    ("python", "warning", SAME_TORCH),
+    ("devices", "warning", SAME_DEVICES),
+    ("driver", "warning", SAME_DEVICES),
+)
+"""The facts that the nodes of a group share, the verdict about those that do not, and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +99,13 @@ def on_node(plan: Plan, node: int) -> Plan:
     )
 
 
-def examine(
-    plan: Plan,
-    run: RunDir,
-    start: Start,
-    node: int,
-    needs: Needs,
-    nonce: str,
-    ports: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written, and
-    `ports` are the other addresses at which the head listens, by what it is."""
+def examine(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonce: str) -> dict[str, Any]:
+    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written."""
     here, smi, found = on_node(plan, node), nvidia_smi(), list[Check]()
     try:
         check_start(here, start, node)
     except CannotStart as error:
         found.append(Check("node", "start", "failure", str(error), CHANGE))
-    for what, address in ports.items():
-        if why := _why_closed(address):
-            text = f"it does not reach {what} of the head at {address}: {why}"
-            found.append(Check("node", "ports", "failure", text, OPEN))
     found += problems(requirements_on(here, str(run.path), needs, node), smi)
     return {
         "host": socket.gethostname(),
@@ -139,17 +140,92 @@ def _sees(run: RunDir, nonce: str) -> bool:
         return False
 
 
-def _why_closed(address: str) -> str:
-    try:
-        socket.create_connection(split(address), timeout=CONNECT_S).close()
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-    return ""
-
-
 def write_nonce(run: RunDir, nonce: str) -> None:
     """Writes the file by which nodes find out whether they share the run directory with the head. Raises
     `OSError`."""
     file = os.open(run.path / nonce, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(file, "w") as opened:
         opened.write(nonce)
+
+
+NODES_MAX = 4
+"""The number of nodes that a problem names."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A failure or a warning of some nodes."""
+
+    nodes: tuple[int, ...]
+    names: str
+    """The nodes in words: `node 1 (gpu-b)`."""
+    check: Check
+
+    @property
+    def is_failure(self) -> bool:
+        return self.check.state == "failure"
+
+    @property
+    def text(self) -> str:
+        return f"{self.names}: {self.check.name}: {self.check.found}"
+
+    @property
+    def remedy(self) -> str:
+        return self.check.remedy
+
+
+def judge(facts: Mapping[int, NodeFacts], plan: Plan, is_shared: bool = True) -> list[Problem]:
+    """Returns the problems of all nodes, failures first. Those of a group are compared with the first one in
+    `facts`. `is_shared` is whether the nodes must see the head's run directory."""
+    found: defaultdict[Check, list[int]] = defaultdict(list)
+    for node, one in facts.items():
+        for problem in one.problems:
+            found[Check(**problem)].append(node)
+        if is_shared and not one.shares_files and one.is_examined:
+            found[OTHER_FILES].append(node)
+    for group in plan.groups:
+        for check, nodes in _of_group(group, plan, facts):
+            found[check] += nodes
+    problems = [Problem(tuple(nodes), names_of(nodes, facts), check) for check, nodes in found.items()]
+    return sorted(problems, key=lambda one: (not one.is_failure, one.nodes))
+
+
+def names_of(nodes: Sequence[int], facts: Mapping[int, NodeFacts]) -> str:
+    """Returns `node 1 (gpu-b)`, or `node 1 (gpu-b), node 2 (gpu-c) and 7 more`."""
+    words = [name_of(node, facts) for node in nodes]
+    more = len(words) - NODES_MAX
+    return in_words([*words[:NODES_MAX], *([f"{more} more"] if more > 0 else [])])
+
+
+def name_of(node: int, facts: Mapping[int, NodeFacts]) -> str:
+    host = facts[node].host if node in facts else ""
+    return f"node {node} ({host})" if host else f"node {node}"
+
+
+def _of_group(group: Group, plan: Plan, facts: Mapping[int, NodeFacts]) -> Iterator[tuple[Check, list[int]]]:
+    """Yields the differences between the nodes of a group, each with the nodes that differ from the first
+    one. A group on cpu may mix builds of torch."""
+    own = {*plan.nodes_of(group.name)}
+    nodes = [node for node in facts if node in own and facts[node].is_examined]
+    for what, state, remedy in COMPARED:
+        if (remedy is SAME_TORCH and (group.program.python if group.program else group.python)) or (
+            remedy is SAME_DEVICES and group.device_type != "cuda"
+        ):
+            continue
+        values = {node: value for node in nodes if (value := _value(what, facts[node], group))}
+        for other in sorted({*values.values()}):
+            first = next(iter(values))
+            if other == values[first]:
+                continue
+            found = f"{other}, and {name_of(first, facts)} has {values[first]}: both run group {group.name}"
+            check = Check("differences", what, state, found, remedy)
+            yield check, [node for node, value in values.items() if value == other]
+
+
+def _value(what: str, facts: NodeFacts, group: Group) -> str:
+    return {
+        "torch": facts.torch.partition("+")[0],
+        "python": ".".join(facts.python.split(".")[:2]),
+        "devices": facts.devices.get(group.name, ""),
+        "driver": facts.driver,
+    }[what]

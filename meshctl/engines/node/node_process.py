@@ -254,7 +254,7 @@ class NodeProcess:
                 self._examination = None
                 ended = ChildProcessError("the process that examines the node has ended")
                 facts = one.messages[0] if one.messages else on_node.failed(ended)
-                self._connection.send({"type": "examined", "facts": facts, "now": time.time()})
+                self._connection.send({"type": "examined", "facts": facts})
 
     def _report_download(self, download: Task) -> None:
         """Sends what a download reports to the head."""
@@ -444,9 +444,8 @@ class NodeProcess:
 def _examine(run: RunDir, node: int, message: Message, writer: int) -> int:
     """Examines this node, as the head asks. Sends the fields of `NodeFacts`."""
     try:
-        needs, ports = Needs(**message["needs"]), message["ports"]
-        plan, start = Plan.read(run.plan), run.read_start()
-        facts = on_node.examine(plan, run, start, node, needs, message["nonce"], ports)
+        plan, start, needs = Plan.read(run.plan), run.read_start(), Needs(**message["needs"])
+        facts = on_node.examine(plan, run, start, node, needs, message["nonce"])
     except Exception as error:  # a bug in a check prevents no launch
         facts = on_node.failed(error)
     task.report(writer, facts)

@@ -189,19 +189,10 @@ class SlurmHandle(LocalHandle):
             self._start(step)
 
     def _start(self, step: Step) -> None:
-        log = step_log(self._job.run, step)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        environ = {name: value for name, value in os.environ.items() if name not in FOREIGN}
-        with log.open("wb") as output:
-            popen = subprocess.Popen(
-                step.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environ,
-                start_new_session=True,
-            )
-        self.add(step.node, popen.pid, popen)
+        log, environ = step_log(self._job.run, step), {**os.environ}
+        for name in FOREIGN:
+            environ.pop(name, None)
+        self.spawn(step.node, step.argv, log, stdin=subprocess.DEVNULL, env=environ)
 
     def exited(self, node: int, code: int) -> Exited:
         step = self._steps[node]

@@ -9,16 +9,14 @@ refused for what it lacks, and a newcomer that joins while an attempt runs witho
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from types import MappingProxyType
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.checks import across_nodes, on_node
-from meshctl.engines.checks.across_nodes import Problem, name_of
-from meshctl.engines.checks.on_node import NodeFacts
+from meshctl.engines.checks import on_node
+from meshctl.engines.checks.on_node import NodeFacts, Problem, name_of
 from meshctl.engines.checks.requirements import Needs
 from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
@@ -66,17 +64,14 @@ class Examination:
         run: RunDir,
         needs: Needs,
         shares_files: bool,
-        ports: Mapping[str, str] = MappingProxyType({}),
         can_lose: bool = False,
     ) -> None:
-        """`ports` are the addresses at which the head listens, besides that of the nodes, by what it is.
-        `can_lose` is whether the run may go on without a newcomer."""
-        self._ports, self._can_lose = dict(ports), can_lose
+        """`can_lose` is whether the run may go on without a newcomer."""
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
+        self._can_lose = can_lose
         self._facts: dict[int, NodeFacts] = {}
-        self._clocks: dict[int, float] = {}
-        self._asked: dict[int, float] = {}
-        """Node -> when it was asked to examine itself, by the clock of this machine."""
+        self._asked: set[int] = set()
+        """The nodes that were asked to examine themselves."""
         self._nonce = ""
         self._nodes: Collection[int] = ()
         self._known: set[int] = set()
@@ -95,9 +90,8 @@ class Examination:
 
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
-        for found in (self._facts, self._clocks, self._asked):
-            found.pop(node, None)
-        for known in (self._known, self._fit):
+        self._facts.pop(node, None)
+        for known in (self._asked, self._known, self._fit):
             known.discard(node)
 
     def is_fit(self, node: int) -> bool:
@@ -112,7 +106,6 @@ class Examination:
 
     def on_message(self, node: int, message: Message) -> None:
         self._facts[node] = NodeFacts(**message["facts"])
-        self._clocks[node] = _ahead(message["now"], self._asked.get(node, 0.0))
 
     def poll(
         self,
@@ -164,10 +157,8 @@ class Examination:
         with suppress(OSError):  # nodes then report that they do not see it, and the head ends for its reason
             on_node.write_nonce(self._run, self._nonce)
         for node, connection in connections.items():
-            self._asked[node] = time.time()
-            connection.send(
-                {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "ports": self._ports}
-            )
+            self._asked.add(node)
+            connection.send({"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs)})
 
     def _remove_nonce(self) -> None:
         if self._nonce:
@@ -184,13 +175,13 @@ class Examination:
         if {*newcomers}.issuperset(nodes):
             yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)
         else:
-            yield Silent(f"{across_nodes.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
+            yield Silent(f"{on_node.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
 
     def _judged(self, nodes: Iterable[int], newcomers: Collection[int]) -> Iterator[Examined | Refused]:
         """Yields the newcomers that have failed, each with its first failure, and in a round the problems of
         others. The nodes that come first are those with which others are compared."""
         facts = {node: self._facts[node] for node in nodes if node in self._facts}
-        problems = across_nodes.judge(facts, self._clocks, self._plan, self._shares_files)
+        problems = on_node.judge(facts, self._plan, self._shares_files)
         failures: dict[int, Problem] = {}
         for one in problems:
             for node in newcomers:
@@ -200,10 +191,3 @@ class Examination:
         if not self.is_over:
             others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
             yield Examined(tuple(others))
-
-
-def _ahead(theirs: float, asked: float) -> float:
-    """Returns the seconds by which a clock is certainly ahead of this machine's, negative if it is behind; 0
-    within the time that the question and the answer took."""
-    received = time.time()
-    return max(theirs - received, 0.0) + min(theirs - asked, 0.0)

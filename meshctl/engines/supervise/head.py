@@ -42,7 +42,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from meshctl.engines.checks.across_nodes import Problem
+from meshctl.engines.checks.on_node import Problem
 from meshctl.engines.engine import Exited, groups_on, nodes_of
 from meshctl.engines.forwarding import ForwardedEvents
 from meshctl.engines.node.termination import name_of

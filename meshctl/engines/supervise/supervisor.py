@@ -82,12 +82,6 @@ class Stores:
         self._server: StoreServer | None = None
         self._client: StoreClient | None = None
 
-    @property
-    def addresses(self) -> dict[str, str]:
-        """The addresses of the stores, by what they are."""
-        found = {"the control store": self._control_address}
-        return found | ({"the store of torch": self.torch_address} if self._torch else {})
-
     def serve(self, token: str) -> StoreClient:
         """Starts the threads of the stores. Returns the supervisor's connection to the control store."""
         self._torch_store = serve(self._torch) if self._torch else None
@@ -138,7 +132,7 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        nodes = self._nodes(job, nodes_listener, stores)
+        nodes = self._nodes(job, nodes_listener)
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views, outcome = Observers([]), Outcome(70)
@@ -164,12 +158,11 @@ class Supervisor:
                 one.close()
         return _with_results(outcome, files)
 
-    def _nodes(self, job: Job, listener: socket.socket, stores: Stores) -> Nodes:
+    def _nodes(self, job: Job, listener: socket.socket) -> Nodes:
         engine, reads_clocks = self._engine, job.plan.run.trace is not None
         limits = engine.lease_s, engine.join_limit_s
         examination = Examination(
-            *(job.plan, job.run, job.needs, engine.shares_files, stores.addresses),
-            can_lose=job.resize is not None,
+            job.plan, job.run, job.needs, engine.shares_files, can_lose=job.resize is not None
         )
         return Nodes(
             listener,

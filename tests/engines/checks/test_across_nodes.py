@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,10 +10,9 @@ import pytest
 
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import on_node
-from meshctl.engines.checks.across_nodes import judge
 from meshctl.engines.checks.device_files import requirements_on
 from meshctl.engines.checks.devices import Device, Report
-from meshctl.engines.checks.on_node import NodeFacts
+from meshctl.engines.checks.on_node import NodeFacts, judge
 from meshctl.engines.checks.requirements import GIB, Needs, Requirements
 from meshctl.plan.model import Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir, Start
@@ -35,7 +33,7 @@ def facts(**changes: object) -> NodeFacts:
 
 
 def texts(one: NodeFacts, two: NodeFacts, group: Group = GROUP) -> list[str]:
-    found = judge({0: one, 1: two}, {}, plan_of(group))
+    found = judge({0: one, 1: two}, plan_of(group))
     assert all(problem.remedy for problem in found)
     return [problem.check.state + " " + problem.text for problem in found]
 
@@ -56,7 +54,7 @@ def test_devices_of_a_group_differ() -> None:
 
     group = Group("train", "cuda", 2, 0, devices=((0, 1), (1, 2)))
     plan = Plan("test", 0, Cluster.of(2, cuda=1), (group,), (), (), (), Run())
-    found = judge({0: of("H100 of 79 GiB"), 1: of("A100 of 40 GiB")}, {}, plan)
+    found = judge({0: of("H100 of 79 GiB"), 1: of("A100 of 40 GiB")}, plan)
     assert [(one.check.name, one.check.state) for one in found] == [("devices", "warning")]
     assert "A100 of 40 GiB, and node 0 (a) has H100 of 79 GiB" in found[0].text
 
@@ -94,26 +92,24 @@ def test_each_node_needs_what_its_own_groups_need(monkeypatch: pytest.MonkeyPatc
     assert needed(1).device_bytes == {"0,1": 11} and needed(1).shared_devices == []
 
 
-def test_files_clocks_and_refusals_name_the_node() -> None:
+def test_files_and_refusals_name_the_node() -> None:
     one, two = facts(), facts(host="b", shares_files=False, problems=[REFUSAL])
     assert texts(one, two) == [
         "failure node 1 (b): start: group train needs 2 devices",
         "failure node 1 (b): run directory: a file that the head has just written there is missing: it is "
         "another file system",
     ]
-    assert judge({1: facts(shares_files=False)}, {}, plan_of(), is_shared=False) == []
-    [late] = judge({1: facts()}, {1: -7.2}, plan_of())
-    assert late.text.startswith("node 1 (a): clock: 7 s behind that of the head") and not late.is_failure
+    assert judge({1: facts(shares_files=False)}, plan_of(), is_shared=False) == []
 
 
 def test_nodes_with_the_same_problem_share_it() -> None:
     one = facts(problems=[REFUSAL])
-    [problem] = judge({0: one, 3: one}, {}, plan_of())
+    [problem] = judge({0: one, 3: one}, plan_of())
     assert problem.nodes == (0, 3) and problem.text.startswith("node 0 (a) and node 3 (a): start: group")
 
 
 def test_an_examination_that_failed_is_a_warning() -> None:
-    [problem] = judge({0: NodeFacts(**on_node.failed(ValueError("odd")))}, {}, plan_of())
+    [problem] = judge({0: NodeFacts(**on_node.failed(ValueError("odd")))}, plan_of())
     assert not problem.is_failure and "ValueError: odd" in problem.text
 
 
@@ -126,13 +122,3 @@ def test_a_node_sees_the_file_of_the_head(tmp_path: Path, is_written: bool) -> N
     found = NodeFacts(**json.loads(json.dumps(on_node.examine(plan_of(), run, start, 1, needs, ".seen-1"))))
     assert found.shares_files == is_written and found.host and found.torch
     assert [(one["name"], one["state"]) for one in found.problems] == [("memory", "warning")]
-
-
-def test_a_node_that_does_not_reach_the_head_reports_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    ports = {"the store": f"127.0.0.1:{port}"}
-    found = on_node.examine(plan_of(), RunDir(tmp_path), Start((str(tmp_path),)), 0, Needs(), "", ports)
-    [problem] = [one for one in found["problems"] if one["name"] == "ports"]
-    expected = f"it does not reach the store of the head at 127.0.0.1:{port}: connection refused"
-    assert problem["found"] == expected and problem["state"] == "failure"

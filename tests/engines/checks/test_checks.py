@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import cgroup, device_files, machine
 from meshctl.engines.checks.devices import Device, Report, check_devices, nvidia_smi
-from meshctl.engines.checks.disk import check_disk
-from meshctl.engines.checks.machine import examine, problems
+from meshctl.engines.checks.machine import check_disk, examine, problems
 from meshctl.engines.checks.requirements import GIB, MIB, Requirements
 from meshctl.package import is_in_range, required_ranges
 

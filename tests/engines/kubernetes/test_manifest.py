@@ -15,7 +15,7 @@ import yaml
 from meshctl.cli.load import plan_of
 from meshctl.engines.engine import TOKEN_PLACE
 from meshctl.engines.kubernetes.engine import JobSetEngine
-from meshctl.engines.kubernetes.options import JobSetOptions
+from meshctl.engines.kubernetes.manifest import JobSetOptions
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir, Start
@@ -214,12 +214,4 @@ def test_the_run_directory_is_that_of_the_launcher_on_a_volume_that_both_see(fol
     assert str(JobSetOptions(volumes={"v": {**volume, "path": "/x"}}).folder(plan, run)) == "/x/runs/small/T"
     assert str(JobSetOptions(run_dir="/y").folder(plan, run)) == "/y/small/T"
     assert str(JobSetOptions().folder(plan, run)) == "/meshctl/runs/small/T"
-
-
-def test_shared_memory_holds_the_batches_in_flight(tmp_path: Path) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "r.yaml").write_text(RECIPE.replace("samples: 4}", "samples: 4, sample_bytes: 1000000}"))
-    plan = plan_of(str(tmp_path / "r.yaml"), []).plan
-    [nodes] = node_sets(plan)
-    assert JobSetOptions().shm_bytes(plan, nodes) == (512 + 3 * 64) * (1 << 20) + 2 * 4 * 1_000_000
-    assert JobSetOptions(shm_size=5).shm_bytes(plan, nodes) == 5
+    assert JobSetOptions(shm_size=5).shm_bytes(plan, node_sets(plan)[0]) == 5

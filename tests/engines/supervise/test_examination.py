@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ class Nodes:
 
     def report(self, node: int, **facts: Any) -> None:
         facts = {"host": f"h{node}", "torch": "2.9.0", **facts}
-        self.examination.on_message(node, {"type": "examined", "facts": facts, "now": time.time()})
+        self.examination.on_message(node, {"type": "examined", "facts": facts})
 
     def kinds(self, node: int) -> list[str]:
         return [message["type"] for message in self.sent[node].messages]
