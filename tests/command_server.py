@@ -100,10 +100,14 @@ class Started:
             self.end()
 
 
-@cache
 def server(preload: str = "") -> CommandServer:
     """Returns the server of this process of pytest, which has imported one more module. It ends with this
     process."""
+    return _server(preload)
+
+
+@cache  # apart from `server`, since `cache` distinguishes a call that names the default from one that does not
+def _server(preload: str) -> CommandServer:
     return CommandServer(preload)
 
 
@@ -162,7 +166,7 @@ class CommandServer:
                 self._process.stdin.flush()
                 return int(self._process.stdout.readline())
             except BaseException:
-                server.cache_clear()
+                _server.cache_clear()
                 self._end_input()
                 raise
 

@@ -156,7 +156,7 @@ CASES = [
         "the error names SIGKILL and memory, in 3 s",
         out_of_memory,
     ),
-    Case(11, "no free port", "exit 4, in 5 s", no_free_port),
+    Case(11, "no free port", "exit 4 with the reason, in 5 s", no_free_port),
     Case(11, "another program listens on the port of MASTER_PORT", "exit 0", stranger_on_port),
     Case(11, "ten runs at once", "exit 0 of all", ten_at_once),
     Case(11, "two runs in one run directory", "exit 4 in 3 s, the first goes on", two_in_one_directory),

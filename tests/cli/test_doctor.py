@@ -30,7 +30,7 @@ from tests.cli.commands import MAIN
 from tests.runtime.devices.standin import gpus
 
 WELL = (Check("versions", "torch", "ok", "2.13.0"),)
-SUBJECTS = ["versions", "memory", "limits", "devices", "disk"]
+SUBJECTS = ["versions", "network", "memory", "limits", "devices", "disk"]
 
 
 @pytest.fixture(autouse=True)

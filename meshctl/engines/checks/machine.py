@@ -10,7 +10,10 @@ import math
 import os
 import platform
 import resource
+<<<<<<< HEAD
 import shutil
+=======
+>>>>>>> 50721053 (engines: a launch is refused again where 127.0.0.1 does not answer)
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -42,6 +45,7 @@ MIN_FREE_BYTES = MIB // 4
 ELSEWHERE = "write elsewhere: run.dir=PATH"
 BLOCKED_S = 5.0
 """Seconds within which the disk must answer."""
+CONNECT_S = 5.0
 MIN_SHM_BYTES = 512 * MIB
 FILES, FILES_PER_WORKER, MAX_FILES_PER_WORKER = 35, 3, 16
 """Open files. The supervisor and the node process have a few for each worker. A run of 2, 3, 9 and 18 workers
@@ -53,7 +57,7 @@ TASKS, TASKS_PER_WORKER, MAX_TASKS_PER_WORKER = 4, 2, 48
 def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
     """Returns all checks, in the order of the topics. `smi` is the report of nvidia-smi, if it is known."""
     found = list[Check]()
-    for topic in (check_versions, check_memory, check_limits):
+    for topic in (check_versions, check_network, check_memory, check_limits):
         found += _guarded(topic.__name__, topic, requirements)
     found += _guarded("check_devices", lambda asked: check_devices(asked, smi or nvidia_smi()), requirements)
     found += _guarded("check_disk", _check_disk, requirements)
@@ -102,6 +106,18 @@ def _version(name: str, version: str, required: str) -> Check:
         return Check("versions", name, "warning", f"{found}, and was not tested with it", remedy)
     remedy = f"use a Python {required}" if name == "python" else remedy
     return Check("versions", name, "failure", found, remedy)
+
+
+def check_network(_: Requirements) -> Iterator[Check]:
+    """Yields the check of loopback, which all processes of a run use."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), CONNECT_S).close()
+        yield Check("network", "loopback", "ok", "127.0.0.1 answers")
+    except OSError as error:
+        found = f"no connection over 127.0.0.1: {error.strerror or in_one_line(error)}"
+        remedy = "bring `lo` up (ip link set lo up), allow it in the firewall or sandbox, free ports (ss -s)"
+        yield Check("network", "loopback", "failure", found, remedy)
 
 
 def check_memory(requirements: Requirements) -> Iterator[Check]:

@@ -157,6 +157,7 @@ def test_this_machine_passes_and_each_name_is_there_once(tmp_path: Path) -> None
     assert len({(check.subject, check.name) for check in checks}) == len(checks)
     assert {check.subject for check in checks} == {
         "versions",
+        "network",
         "memory",
         "limits",
         "devices",
@@ -174,8 +175,9 @@ def test_a_topic_that_cannot_be_examined_stops_no_launch(monkeypatch: pytest.Mon
 
     for name in ("_dev_shm", "check_devices", "namesake", "_tasks", "in_fork"):
         monkeypatch.setattr(machine, name, broken)
+    monkeypatch.setattr("socket.create_server", broken)
     found = problems(Requirements())
-    topics = ["versions", "memory", "limits", "devices", "disk"]
+    topics = ["versions", "network", "memory", "limits", "devices", "disk"]
     assert [(one.subject, one.state) for one in found] == [(name, "warning") for name in topics]
     assert {one.found for one in found} == {"could not be examined: RuntimeError: odd"}
 
