@@ -10,10 +10,7 @@ import math
 import os
 import platform
 import resource
-<<<<<<< HEAD
 import shutil
-=======
->>>>>>> 50721053 (engines: a launch is refused again where 127.0.0.1 does not answer)
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
