@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
 from tests.examples import examples
-from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, grown, mutated, warm
+from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, mutated, warm
 
 
 @pytest.fixture(scope="module")
@@ -34,35 +34,17 @@ def test_mutated_recipes_end_in_a_report(seed: int, folder: Path) -> None:
         check(mutated(recipes, chance), folder)
 
 
-@pytest.mark.hypothesis
-@pytest.mark.parametrize("seed", range(examples(2, 12)))
-def test_a_mebibyte_takes_two_seconds_at_most(seed: int, folder: Path) -> None:
-    check(grown(random.Random(seed)), folder)
-
-
 MILLION = "groups: {{a: {{ranks: {0}, device_type: {1}, program: r.py}}, b: {{ranks: 6, visible_devices: '2,3,4,5,6,1000000', device_type: {1}, program: r.py}}}}\n"
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        *(
-            "vars: {x: '" + "".join(f"token: ~{number}{cut}" for number in range(5_000)) + "'}\n"
-            for cut in ("", "...")
-        ),
-        *(MILLION.format(ranks, kind) for ranks in (1_000_000, 6) for kind in ("cuda", "cpu")),
-    ],
-    ids=["secrets", "cut secrets", "cuda", "cpu", "few cuda", "few cpu"],
-)
+SECRETS = "vars: {x: '" + "".join(f"token: ~{number}..." for number in range(5_000)) + "'}\n"
+
+
+@pytest.mark.parametrize("recipe", [SECRETS, MILLION.format(1_000_000, "cuda"), MILLION.format(6, "cpu")])
 def test_thousands_of_secrets_and_a_million_devices_take_two_seconds_at_most(
     recipe: str, folder: Path
 ) -> None:
     assert check(Input(recipe.encode()), folder).readable
-
-
-def test_the_description_of_a_completion_has_no_invisible_characters(folder: Path) -> None:
-    recipe = "components: {a: {_target_: parts.Act\u2028or, group: g}}\n"
-    check(Input(recipe.encode(), word="+layout@co"), folder)
 
 
 LETTERS = st.characters(exclude_categories=["Cs"])
@@ -106,15 +88,4 @@ def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("tests.recipe.fuzzing.load", evil)
     with pytest.raises(Found, match="it did something: open"):
-        check(Input(b"a: 1\n"), folder)
-
-
-def test_it_sees_what_takes_too_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(*arguments: object, **more: object) -> object:
-        while True:
-            pass
-
-    monkeypatch.setattr("tests.recipe.fuzzing.load", endless)
-    monkeypatch.setattr("tests.recipe.fuzzing.LIMIT_S", 0.1)
-    with pytest.raises(Found, match=r"more than 0.1 seconds"):
         check(Input(b"a: 1\n"), folder)

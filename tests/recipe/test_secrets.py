@@ -248,7 +248,7 @@ def test_an_override_keeps_its_columns(override: str, shown: str) -> None:
 
 
 def test_a_long_line_is_handled_in_no_time() -> None:
-    many = 200_000
+    many = 50_000
     beginnings = ("token: {" * many, "a-" * many + "token", "token" + " " * many, "://::" * many + "@token")
     for line in (*beginnings, "'" * many + "token"):
         mask_lines("recipe.yaml", [line])

@@ -11,7 +11,6 @@ from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.folders import shipped
 from meshctl.recipe.load import Loaded, load
-from tests.paths import ROOT
 
 RANKS = 16
 LAYOUTS: dict[str, dict[str, int]] = {
@@ -59,17 +58,6 @@ MODELS = {
     "smollm2": (9, 30),
 }
 """Model -> (heads, layers)."""
-SCALES = {"laptop": ("cpu", 2), "node8": ("cuda", 8)}
-"""Scale -> (device type, ranks) of the group `train`."""
-SAMPLERS = {"hf": "meshctl.hf.Sampler", "vllm": "meshctl.vllm.Sampler"}
-"""Sampler -> its class."""
-ROLLOUTS = {"laptop": {"rollout": 2, "judge": 1}, "node8": {"rollout": 4, "judge": 2}}
-"""Rollouts -> the ranks of their groups."""
-DISTILL = {
-    name: dict.fromkeys(("rollout", "teacher", "judge"), each) for name, each in (("laptop", 1), ("node8", 2))
-}
-"""Distillation -> the ranks of its groups."""
-
 CODE = """
 from meshctl import Batch, Component, endpoint
 
@@ -123,11 +111,6 @@ def plan_of(folder: Path, text: str, *overrides: str) -> Plan:
     return resolved(load("r.yaml", overrides, folder, environ={}, detect=lambda: "cpu"))
 
 
-def plan_of_recipe(name: str, *overrides: str) -> Plan:
-    """Resolves a shipped recipe, which must have neither errors nor warnings."""
-    return resolved(load(f"{name}.yaml", overrides, ROOT / "recipes", environ={}, detect=lambda: "cpu"))
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines(name: str, tmp_path: Path) -> None:
     (tmp_path / "pieces.py").write_text(CODE)
@@ -149,13 +132,10 @@ def test_every_shipped_option_is_used_here() -> None:
         "pipeline": PIPELINES,
         "run": RUNS,
         "model": MODELS,
-        "long_context": SCALES,  # tests/recipes/test_launch.py has the sizes of these three
-        "moe_ep": SCALES,
-        "twinkle_flow": SCALES,
-        "scale": SCALES,
-        "sampler": SAMPLERS,
-        "rollouts": ROLLOUTS,
-        "distill": DISTILL,
+        "sampler": ("hf", "vllm"),  # tests/recipes/test_launch.py makes plans with these
+        **dict.fromkeys(
+            ("long_context", "moe_ep", "twinkle_flow", "scale", "rollouts", "distill"), ("laptop", "node8")
+        ),
     }
     assert options == {f"{group}/{option}" for group, table in used.items() for option in table}
 
@@ -184,17 +164,10 @@ def test_placement(tmp_path: Path, option: str) -> None:
         f"  metrics_{name}: {{call: model_{name}.update, in: batch_{name}, collect: mean}}\n"
         for name in GROUPS[option]
     )
-    cluster = "two_nodes" if option.startswith("two_nodes") else "one_node"
+    cluster = next((one for one in CLUSTERS if option.startswith(one)), "one_node")
     text = f"defaults: [base, groups: {option}, cluster: {cluster}, run: smoke, _self_]\n"
     plan = plan_of(tmp_path, f"{text}components:\n{components}pipeline:\n{stages}")
     assert {group.name: group.devices for group in plan.groups} == GROUPS[option]
-
-
-@pytest.mark.parametrize("option", CLUSTERS)
-def test_cluster(tmp_path: Path, option: str) -> None:
-    ranks, text = 8 * CLUSTERS[option], BASE.replace("GROUPS", "node")
-    plan = plan_of(tmp_path, text, f"+cluster={option}", f"groups.train.ranks={ranks}")
-    assert (plan.cluster.nodes, plan.group("train").devices) == (CLUSTERS[option], ((0, ranks),))
 
 
 @pytest.mark.parametrize("option", PIPELINES)
@@ -218,31 +191,6 @@ def test_model(tmp_path: Path, option: str) -> None:
     assert facts is not None
     sizes = facts.models["trainer"]
     assert (sizes.get("num_heads"), sizes.get("num_layers")) == MODELS[option]
-
-
-@pytest.mark.parametrize("option", SCALES)
-def test_scale(tmp_path: Path, option: str) -> None:
-    text = BASE.replace("groups: GROUPS, ", "").replace("_self_]", f"_self_, scale: {option}]")
-    text = text.replace("_target_: pieces.Model", "parallel: {fsdp_size: auto}, _target_: meshctl.hf.Model")
-    group = plan_of(tmp_path, text).group("train")
-    assert (group.device_type, group.workers) == SCALES[option]
-
-
-@pytest.mark.parametrize("option", SAMPLERS)
-def test_sampler(option: str) -> None:
-    assert plan_of_recipe("grpo", f"sampler={option}").component("sampler").target == SAMPLERS[option]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "option", "workers"),
-    [
-        *(("grpo", *item) for item in ROLLOUTS.items()),
-        *(("distill_on_policy", *item) for item in DISTILL.items()),
-    ],
-)
-def test_rollouts(recipe: str, option: str, workers: dict[str, int]) -> None:
-    plan = plan_of_recipe(recipe, f"scale={option}")
-    assert {name: plan.group(name).workers for name in workers} == workers
 
 
 @pytest.mark.parametrize("option", RUNS)

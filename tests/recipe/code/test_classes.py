@@ -168,19 +168,6 @@ def test_source_that_goes_in_circles_ends(tmp_path: Path, name: str) -> None:
     assert isinstance(write(tmp_path, HOSTILE).find(f"{name}.X"), Class | Unread)
 
 
-def test_of_thousands_of_star_imports_some_are_followed(
-    code: Code, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "large.py").write_text("".join(f"from large{number} import *\n" for number in range(300)))
-    for number in range(300):
-        (tmp_path / f"large{number}.py").write_text(f"class X{number}: ...\n")
-    read: list[str] = []
-    found = Sources.module
-    monkeypatch.setattr(Sources, "module", lambda self, name: read.append(name) or found(self, name))
-    assert not isinstance(code.find("large.X299"), Unread)
-    assert isinstance(code.find("large.X1"), Unread) and len(set(read)) < 100
-
-
 @pytest.mark.parametrize("target", ["broken.X", "star.X", "circle_a.X", "compiled.X", "plain.Made"])
 def test_what_cannot_be_read_is_reported(code: Code, target: str) -> None:
     assert isinstance(code.find(target), Unread)
@@ -276,17 +263,6 @@ def test_what_no_object_can_be_made_of(signatures: Code) -> None:
     assert signatures.find("sig.function") == NoClass("a function")
 
 
-def test_the_first_folder_wins(tmp_path: Path) -> None:
-    for folder, name in (("one", "A"), ("two", "B")):
-        write(tmp_path / folder, {"mod.py": f"from meshctl import Component\nclass {name}(Component): ...\n"})
-    code = Code((str(tmp_path / "one"), str(tmp_path / "two")))
-    assert isinstance(code.find("mod.A"), Class) and isinstance(code.find("mod.B"), NotFound)
-
-
-def test_installed_code_is_found() -> None:
-    assert found_in(Code(tuple(sys.path)), "omegaconf.DictConfig").is_component is not True
-
-
 REEXPORTS = {
     "common.py": "import meshctl\nfrom meshctl import Batch, Component, endpoint\n",
     "all_names.py": "from meshctl import *\n",
@@ -301,10 +277,6 @@ REEXPORTS = {
             Component, Batch = object, list
             def endpoint(method): return method
     """,
-    "loop_a.py": "from loop_b import Component, endpoint\n",
-    "loop_b.py": "from loop_a import Component, endpoint\n",
-    "starred_a.py": "from starred_b import *\n",
-    "starred_b.py": "from starred_a import *\n",
 }
 IMPORTS = {
     "from common import Batch, Component, endpoint": "",
@@ -331,13 +303,6 @@ def test_names_that_the_users_modules_export_again_are_followed(tmp_path: Path, 
     assert found.is_component and found.is_complete
     assert found.endpoints["go"].collect == "mean"
     assert found.endpoints["go"].signature.hints["batch"] == Hint(frozenset({"batch"}))
-
-
-@pytest.mark.parametrize("module", ["loop_a", "starred_a"])
-def test_exports_that_go_in_circles_are_not_known(tmp_path: Path, module: str) -> None:
-    text = f"from {module} import Component, endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
-    found = found_in(write(tmp_path, {**REEXPORTS, "mine.py": text}), "mine.X")
-    assert found.is_component is None and not found.endpoints
 
 
 def test_a_function_that_is_only_named_endpoint_is_none(tmp_path: Path) -> None:

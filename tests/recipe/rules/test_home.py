@@ -1,33 +1,17 @@
-"""`home`: each message of MC534 and MC535. In an accepted recipe, samples return to a worker that produced
-them, on the in-memory engine."""
+"""`home`: each message of MC534 and MC535. `tests/pipelines` runs what is accepted."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
 
-from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import Loaded, load
-from meshctl.runtime.instantiate import make
-from tests.examples import examples
 from tests.paths import LAUNCHED as HERE
-from tests.runtime import in_process
 
 FIRST = {"call": "maker.fill", "in": "batch"}
-LAYOUTS: list[dict[str, Any]] = [
-    {},
-    {"tp_size": 2},
-    {"fsdp_size": 4},
-    {"fsdp_size": 4, "ulysses_size": 2},
-    {"pp_size": 2},
-    {"cp_size": 4},
-]
 
 
 def recipe_of(stages: dict[str, Any], maker: Any = None, user: Any = "maker", **more: Any) -> dict[str, Any]:
@@ -109,58 +93,3 @@ def test_each_message(
     assert reported(recipe_of({"first": FIRST, **stages}, **layouts), tmp_path) == (
         [expected] if expected else []
     )
-
-
-# What is accepted
-
-
-@st.composite
-def recipes(draw: st.DrawFn) -> dict[str, Any]:
-    layout, empty = st.sampled_from(LAYOUTS), {"dispatch": {"allow_empty": True}}
-    samples = draw(st.integers(1, 9))
-    words = draw(st.sampled_from([{}, {"balance": "tokens"}, {"home": "batch"}]))
-    stages: dict[str, Any] = {
-        "first": {**FIRST, "dispatch": {"allow_empty": True, **words}, "samples": samples},
-        "then": {
-            "call": draw(st.sampled_from(["stranger.change", "user.change"])),
-            "in": "first",
-            "samples": samples,
-            **empty,
-        },
-        "loss": {"call": "stranger.loss", "in": "then", **empty},
-        "again": {
-            "call": "user.look",
-            "in": draw(
-                st.sampled_from(
-                    ["then", {"batch": "then", "loss": "loss"}, {"loss": "loss", "batch": "then"}]
-                )
-            ),
-        },
-        "last": {"call": "maker.look", "in": "again"},
-    }
-    if draw(st.booleans()):
-        stages["first"]["execute"] = "peer"
-    for name in ("again", "last"):
-        mode = draw(st.sampled_from([{}, {"mode": "slice"}]))
-        stages[name]["dispatch"] = {"home": "first", "allow_empty": draw(st.booleans()), **mode}
-    return recipe_of(
-        stages, draw(layout), draw(st.one_of(st.just("maker"), layout)), **{"samples": samples, **empty}
-    )
-
-
-@settings(max_examples=examples(30, 200))
-@given(recipes())
-def test_what_is_accepted_goes_home(tmp_path_factory: pytest.TempPathFactory, recipe: dict[str, Any]) -> None:
-    read = loaded(recipe, tmp_path_factory.mktemp("home"))
-    event(f"errors: {[error.code for error in read.report.errors]}")
-    if read.report.errors or "MC538" in {one.code for one in read.report.diagnostics}:
-        return
-    plan = resolve(read.recipe, read.endpoints)
-    called = {
-        component.name: [stage.method for stage in plan.stages if stage.component == component.name]
-        for component in plan.components
-    }
-    make(plan.component("maker"), called["maker"], [str(HERE)])
-    importlib.import_module("caches").HELD.clear()
-    outcome = in_process.run(plan, lambda name, rank: make(plan.component(name), called[name], [str(HERE)]))
-    assert not outcome.faults, f"{dump(recipe)}\n{outcome.faults}"

@@ -271,33 +271,16 @@ def test_layouts_that_are_proposed_fit_everything_and_are_nearest(some: Some) ->
         ), text
 
 
-@settings(max_examples=examples(30, 200))
-@given(cases())
-def test_sizes_that_are_proposed_for_experts_and_ulysses_are_the_nearest_that_fit(some: Some) -> None:
-    case, found = Case(*some), reported(facts_of(recipe_of(*some)))
-    for one in (one for one in found if one.code == "MC435"):
-        experts, ep = model_of(case, one)["num_experts"], case.now()["ep"]
-        rests: list[Sizes] = (
-            [{"ep_fsdp": rest} for rest in range(1, 25)] if "ep_fsdp" in case.stated else [{}]
-        )
-        right = [
-            other
-            for other in ({"ep": size, **rest} for size in range(1, 25) for rest in rests)
-            if experts % other["ep"] == 0
-            and (sizes := case.with_sizes(other))
-            and carved(sizes, case.along_tp)
-        ]
-        options = proposed(one.help)
-        assert all(option in right for option in options), (one.help, right)
-        assert options[0] == min(right, key=lambda other: (abs(other["ep"] - ep), other["ep"])), one.help
-    for one in (one for one in found if one.code == "MC432"):
-        now, others = case.now(), [case.with_sizes({"ulysses": size}) for size in range(1, 25)]
-        sizes_that_fit = [
-            other["ulysses"] for other in others if other and case.keeps(other) and not case.rings(other)
-        ]
-        best = min(sizes_that_fit, key=lambda size: (abs(size - now["ulysses"]), size), default=None)
-        shown = re.search(r"nearest that needs no ring: ulysses (\d+)", one.help)
-        assert (int(shown[1]) if shown else None) == best, one.help
+@pytest.mark.parametrize(
+    ("parallel", "model", "help"),
+    [
+        ({"ep_size": 8}, {"num_experts": 12}, "nearest that fit: ep 4; ep 2"),
+        ({"fsdp_size": 8, "ulysses_size": 8}, {"num_heads": 12}, "ulysses splits 4 ways by heads, and a ring of 2 ranks the rest; nearest that needs no ring: ulysses 4"),
+    ],
+)  # fmt: skip
+def test_sizes_of_experts_and_ulysses_that_fit(parallel: dict[str, Any], model: Sizes, help: str) -> None:
+    (one,) = reported(facts_of(recipe_of(8, parallel, [model])))
+    assert one.help == help
 
 
 # Models that a class names
@@ -401,9 +384,7 @@ def write_cached(hub: Path, commit: str, heads: int, *, is_latest: bool = False)
     ("environ", "hub"),
     [
         ({"HF_HUB_CACHE": "{}/cache", "HF_HOME": "{}/other", "HOME": "{}"}, "cache"),
-        ({"HUGGINGFACE_HUB_CACHE": "{}/cache", "HF_HOME": "{}/other"}, "cache"),
         ({"HF_HOME": "{}/other", "XDG_CACHE_HOME": "{}/xdg"}, "other/hub"),
-        ({"XDG_CACHE_HOME": "{}/xdg", "HOME": "{}"}, "xdg/huggingface/hub"),
         ({"HOME": "{}"}, ".cache/huggingface/hub"),
     ],
 )
