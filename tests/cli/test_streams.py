@@ -21,13 +21,8 @@ CALL = [sys.executable, "-m", "meshctl"]
 TEXT = "groups: {a: {ranks: 2, device_type: cpu, program: {module: json.tool}}}\n"
 PRINTING = [
     ["validate", RECIPE, "seed=x", "--format", "sarif"],
-    ["config", RECIPE, "--origins"],
-    ["show-topology", RECIPE],
     ["launch", RECIPE, "--dry-run"],
-    ["explain", "MC410"],
     ["schema"],
-    ["completion", "bash"],
-    ["--help"],
 ]
 
 
@@ -45,19 +40,13 @@ def test_an_output_that_is_full_gone_or_closed(words: list[str]) -> None:
     error = "error: the output was not written completely: no space left on device\n"
     assert (done.returncode, done.stderr) == (4, error)
     code = int("seed=x" in words)
-    if words != ["--help"]:  # that is typer's
-        reader, writer = os.pipe()
-        os.close(reader)
-        gone = subprocess.run([*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
-        os.close(writer)
-        assert (gone.returncode, gone.stderr) == (code, "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    gone = subprocess.run([*CALL, *words], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (gone.returncode, gone.stderr) == (code, "")
     done = called(*words, around='"$@" >&-')
     assert (done.returncode, done.stderr) == (code, "")
-
-
-def test_the_list_of_commands_shows_complete_sentences() -> None:
-    listed = called("--help").stdout
-    assert "doctor " in listed and "..." not in listed.partition("Commands:")[2]
 
 
 def test_a_closed_terminal_is_no_error() -> None:
@@ -68,24 +57,12 @@ def test_a_closed_terminal_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_what_is_wrong_does_not_go_where_what_is_right_belongs() -> None:
-    done = called("validate", "--format", "xml", RECIPE, around='"$@" 2>&-')
-    assert (done.returncode, done.stdout) == (2, "")
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["config", "-", "--origins"], "(was 2, <stdin>:1:21)\n"),
-        (["show-topology", "-"], "recipe  3 workers on 1 node "),
-        (["launch", "-", "--dry-run"], "recipe: 1 group, 3 workers; plan "),
-    ],
-)
-def test_a_recipe_from_standard_input(words: list[str], expected: str, tmp_path: Path) -> None:
-    done = called(*words, "groups.a.ranks=3", input=TEXT, folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "") and expected in done.stdout, done.stdout
-    done = called(words[0], "-", around='"$@" <&-')
-    assert done.returncode == 3 and "error[MC001]: standard input is closed\n" in done.stdout + done.stderr
+def test_a_recipe_from_standard_input(tmp_path: Path) -> None:
+    done = called("launch", "-", "--dry-run", "groups.a.ranks=3", input=TEXT, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("recipe: 1 group, 3 workers; plan ")
+    done = called("config", "-", around='"$@" <&-')
+    assert done.returncode == 3 and "error[MC001]: standard input is closed\n" in done.stderr
 
 
 def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -99,12 +76,10 @@ def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_what_changes_to_or_from_standard_input(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(f"name: recipe\n{TEXT}")
-    there = called("show-topology", "r.yaml", "groups.a.ranks=3", "--diff", "-", input=TEXT, folder=tmp_path)
     back = called("show-topology", "-", "--diff", "groups.a.ranks=3", input=TEXT, folder=tmp_path)
     both = called("show-topology", "-", "--diff", "- groups.a.ranks=3", input=TEXT, folder=tmp_path)
-    assert (there.returncode, back.returncode, back.stderr) == (0, 0, "")
-    assert both.stdout == back.stdout != there.stdout
+    assert (back.returncode, back.stderr) == (0, "")
+    assert both.stdout == back.stdout
 
 
 def test_an_interrupt_while_a_command_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,7 @@ def test_reading_commands_show_the_mode_and_import_nothing(folder: Path) -> None
 
 WRONG = {
     'dispatch="modes:NOT_A_MODE"': ("a function", "help: write NAME = DispatchMode("),
-    "dispatch=interleaved": ("`modes:interleaved`", "it is a function", "def cut(table, parts, options)"),
-    'dispatch="modes:LARGEST"': ("it is a CollectMode", "NAME = DispatchMode("),
     'dispatch="modes:MISSING"': ("module `modes` has no `MISSING`",),
-    'dispatch="nowhere:MODE"': ("module `nowhere` does not exist",),
-    "dispatch=lambda table, parts, options: []": ("is not a dispatch mode", "NAME = DispatchMode("),
-    'collect="modes:INTERLEAVED"': ("it is a DispatchMode", "NAME = CollectMode("),
-    'execute="modes:INTERLEAVED"': ("it is a DispatchMode", "NAME = ExecuteMode("),
 }
 
 
