@@ -26,7 +26,7 @@ ROOMS = {
     "recipe": 17510,
     "rewards": 943,
     "run": 4024,
-    "runtime": 17005,
+    "runtime": 16754,
     "text": 639,
     "topology": 4285,
     "trackers": 1097,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 87_343
-TESTS = 69_036
+TOTAL = 87_092
+TESTS = 68_408
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import field
 from datetime import timedelta
 from functools import cached_property, partial
+from ipaddress import ip_address
 from typing import Any, cast
 
 import torch
@@ -47,9 +48,8 @@ from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
-from meshctl.runtime.transports.local.connection import Address as LocalAddress
 from meshctl.runtime.transports.local.transport import LocalTransport
-from meshctl.runtime.transports.tcp.messages import Address as TcpAddress
+from meshctl.runtime.transports.peers import PeerTransport
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
 from meshctl.topology.cluster import transport_error
@@ -306,15 +306,14 @@ class Handshake:
         except BaseException:
             transport.release()
             raise
-        transport.connect({other: LocalAddress.parse(address) for other, address in addresses.items()})
+        transport.connect(addresses)
 
     def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:
         memory, devices = (device.memory, device.far) if device else (None, frozenset[int]())
         host = _own_address(self.store)
         transport = TcpTransport(data_plane, self._token, host, memory, devices)
         try:
-            texts = self._exchange(FAR, transport.address, far)
-            addresses = {other: TcpAddress.parse(address) for other, address in texts.items()}
+            addresses = self._exchange(FAR, transport.address, far)
             for other, address in addresses.items():
                 self._check_reachable(transport.address, other, address)
         except BaseException:
@@ -322,21 +321,22 @@ class Handshake:
             raise
         transport.connect(addresses)
 
-    def _check_reachable(self, own: TcpAddress, other: int, address: TcpAddress) -> None:
-        if address.is_loopback == own.is_loopback:
+    def _check_reachable(self, own: str, other: int, address: str) -> None:
+        hosts = [text.split()[0] for text in (own, address)]
+        if len({ip_address(host).is_loopback for host in hosts}) == 1:
             return
         us, them = _name(self.plan, self.job_rank), _name(self.plan, other)
-        pair = f"{them} listens on {address.host} and {us} on {own.host}"
+        pair = f"{them} listens on {hosts[1]} and {us} on {hosts[0]}"
         raise ConnectError(f"{FAR}: {pair}: the head's address must be one by which every node reaches it")
 
-    def _exchange(self, where: str, own: object, peers: Set[int]) -> dict[int, str]:
+    def _exchange(self, where: str, own: str, peers: Set[int]) -> dict[int, str]:
         """Publishes where this worker listens and returns where its peers do. Raises `PeerLost`,
         `ConnectError`."""
         greeting = {
             "plan": self.plan.digest,
             "generation": self._generation,
             "modes": self._mode_digests,
-            "address": str(own),
+            "address": own,
         }
         self.store.set(self._key(where, self.job_rank), json.dumps(greeting))
         keys = {other: self._key(where, other) for other in sorted(peers)}
@@ -378,20 +378,12 @@ class Handshake:
 def connect_again(data_plane: DataPlane, store: Store, job_ranks: Sequence[int], generation: int) -> None:
     """Connects to the workers of a group that has restarted, and has been reopened. They have published their
     addresses."""
-    near, far = dict[int, LocalAddress](), dict[int, TcpAddress]()
     for other in job_ranks:
-        where = NEAR if isinstance(data_plane.transport_to(other), LocalTransport) else FAR
+        transport = data_plane.transport_to(other)
+        assert isinstance(transport, PeerTransport)
+        where = NEAR if isinstance(transport, LocalTransport) else FAR
         [text] = store.multi_get([f"{where}/{other}{suffix_of(generation)}"])
-        address = json.loads(text)["address"]
-        if where == NEAR:
-            near[other] = LocalAddress.parse(address)
-        else:
-            far[other] = TcpAddress.parse(address)
-    for transport in data_plane.transports:
-        if near and isinstance(transport, LocalTransport):
-            transport.connect(near)
-        elif far and isinstance(transport, TcpTransport):
-            transport.connect(far)
+        transport.connect({other: json.loads(text)["address"]})
 
 
 def _own_address(store: Store) -> str:

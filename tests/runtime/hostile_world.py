@@ -1,11 +1,12 @@
-"""A few real processes that are connected by the local transport. A test gives each a function, and can stop
-and kill them.
+"""A few real processes that are connected by one transport. A test gives each a function, and can stop and
+kill them.
 
     with World(producer, consumer) as world:    one function per job rank, called with its `Worker`
         world.kill(0)
         assert world.ends(1) == ["PeerLost", "job rank 0 is gone"]
 
-The functions return plain data. An `Impostor` is a peer in the test's own process that can send any message.
+The functions return plain data. An `Impostor` is a peer in the test's own process that can send any message;
+`KINDS` are the transports.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +32,9 @@ from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.local.connection import Address
-from meshctl.runtime.transports.local.messages import HEAD
 from meshctl.runtime.transports.local.transport import LocalTransport
+from meshctl.runtime.transports.peers import GENERATION, HEAD, Kind
+from meshctl.runtime.transports.tcp.transport import TcpTransport
 from tests.hang import HANG_S
 
 TAG, BACK = 5, 6
@@ -55,14 +56,19 @@ SIZES = [
 """Sizes of frames in bytes."""
 
 
+KINDS: dict[str, type[LocalTransport] | type[TcpTransport]] = {"local": LocalTransport, "tcp": TcpTransport}
+
+
 @dataclass
 class Worker:
     """The argument of the functions of a world."""
 
     transport: DataPlane
-    local: LocalTransport
+    way: Any
+    """Its transport."""
     line: socket.socket
     device: Any = None
+    addresses: Sequence[str] = ()
 
     @property
     def job_rank(self) -> int:
@@ -94,6 +100,7 @@ class World:
         group_of: Callable[[int], str] = lambda job_rank: "",
         has_left: Callable[[int], bool] = lambda job_rank: False,
         device: Callable[[int], Any] | None = None,
+        kind: str = "local",
     ) -> None:
         """Forks a process for each function, and connects them."""
         self.pids: list[int] = []
@@ -112,7 +119,7 @@ class World:
                 context = Context(
                     job_rank, slots or {}, route_of=route_of, group_of=group_of, has_left=has_left
                 )
-                _live(context, work, theirs, device)
+                _live(context, work, theirs, device, kind)
             finally:
                 os._exit(0)
         addresses = [self.receive(job_rank) for job_rank in range(len(works))]
@@ -175,7 +182,11 @@ class World:
 
 
 def _live(
-    context: Context, work: Work, line: socket.socket, make_device: Callable[[int], Any] | None
+    context: Context,
+    work: Work,
+    line: socket.socket,
+    make_device: Callable[[int], Any] | None,
+    kind: str,
 ) -> None:
     faulthandler.disable()
     torch.set_num_threads(1)
@@ -184,10 +195,14 @@ def _live(
         context = replace(context, make_transfers=device.make_transfers)
     transport = DataPlane(context)
     memory, access = (device.memory, device.access) if device else (None, None)
-    local = LocalTransport(transport, "token", memory, access)
-    worker = Worker(transport, local, line, device)
-    worker.report(str(local.address))
-    local.connect({other: Address.parse(text) for other, text in enumerate(worker.receive())})
+    local = kind == "local"
+    way: Any = (
+        LocalTransport(transport, "token", memory, access) if local else TcpTransport(transport, "token")
+    )
+    worker = Worker(transport, way, line, device)
+    worker.report(way.address)
+    worker.addresses = worker.receive()
+    way.connect(dict(enumerate(worker.addresses)))
     try:
         end = ["", work(worker)]
     except BaseException as error:
@@ -197,41 +212,46 @@ def _live(
 
 
 class Impostor:
-    """A peer that sends messages by hand to a local transport, which knows it as a job rank."""
+    """A peer that sends messages by hand to a transport, which knows it as a job rank."""
 
-    HELLO, INLINE_MAX, BLOCK, WRITE, CREDIT, FREE, DROP, GOODBYE = range(8)
-
-    def __init__(self, address: Address, job_rank: int = 1, token: str = "token") -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.connect(address.name)
+    def __init__(self, address: str, job_rank: int = 1, token: str = "token") -> None:
+        first, second = address.split()
+        self.is_local = "." not in first
+        kind = (
+            (socket.AF_UNIX, socket.SOCK_SEQPACKET) if self.is_local else (socket.AF_INET, socket.SOCK_STREAM)
+        )
+        self._sock = socket.socket(*kind)
+        self._sock.connect(bytes.fromhex(second) if self.is_local else (first, int(second)))
         self._sock.settimeout(HANG_S)
-        self.send_message(self.HELLO, job_rank, more=token.encode())
-
-    def send_message(
-        self,
-        what: int,
-        tag: int = 0,
-        block: int = 0,
-        size: int = 0,
-        nbytes: int = 0,
-        more: bytes = b"",
-        generation: int = 0,
-    ) -> None:
-        self.send(HEAD.pack(what, generation, tag, block, size, nbytes) + more)
+        self.send(hello(job_rank, token))
 
     def frame(self, tag: int, data: bytes) -> None:
-        self.send_message(self.INLINE_MAX, tag, nbytes=len(data), more=data)
+        self.send(message(Kind.FRAME, tag, data))
 
     def send(self, message: bytes, files: Sequence[int] = ()) -> None:
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else []
         self._sock.sendmsg([message], passed)
 
     def receive(self) -> tuple[int, ...]:
-        """(kind, generation, tag, block, size, bytes) of the next message."""
-        return HEAD.unpack_from(self._sock.recv(1 << 16))
+        """Returns (kind, generation, tag, bytes of the body) of the next message."""
+        return HEAD.unpack_from(self._sock.recv(1 << 16 if self.is_local else HEAD.size))
+
+    @property
+    def is_closed(self) -> bool:
+        with suppress(ConnectionResetError):
+            return self._sock.recv(1) == b""
+        return True
 
     def close(self) -> None:
         self._sock.close()
+
+
+def message(kind: int, tag: int = 0, body: bytes = b"", generation: int = 0) -> bytes:
+    return HEAD.pack(kind, generation, tag, len(body)) + body
+
+
+def hello(job_rank: int, token: str = "token", generation: int = 0, wanted: int = 0) -> bytes:
+    return message(Kind.HELLO, job_rank, GENERATION.pack(wanted) + token.encode(), generation)
 
 
 def files_open() -> Counter[str]:
@@ -250,18 +270,24 @@ def files_open() -> Counter[str]:
 
 @contextmanager
 def connected_impostor(
-    tags: int = 100, route_of: Callable[[int], str] = lambda tag: ""
+    tags: int = 100, route_of: Callable[[int], str] = lambda tag: "", kind: str = "local"
 ) -> Iterator[tuple[DataPlane, Impostor]]:
-    """Returns a transport of this process, and its peer, which is job rank 1."""
+    """Returns a data plane of this process, and its peer, which is job rank 1."""
     transport = DataPlane(Context(0, {TAG: SLOTS}, tag_count=tags, route_of=route_of))
-    local = LocalTransport(transport, "token")
-    local.connect({0: local.address, 1: Address(b"", os.getpid())})
-    impostor = Impostor(local.address)
+    way: Any = KINDS[kind](transport, "token")
+    way.connect({0: way.address, 1: f"{os.getpid()} "})
+    impostor = Impostor(way.address)
     try:
         yield transport, impostor
     finally:
         impostor.close()
         transport.release()
+
+
+def address_of(transport: DataPlane) -> str:
+    """Returns the address of a data plane with one transport."""
+    address: str = transport.transports[0].address  # type: ignore[attr-defined]
+    return address
 
 
 def error_after_polling(transport: DataPlane) -> str:
@@ -271,8 +297,7 @@ def error_after_polling(transport: DataPlane) -> str:
     for tag in (TAG, BACK):
         for came in transport.queued(1, tag):
             for tensor in (came.frame, *came.out_of_band):
-                if isinstance(tensor, Tensor):
-                    tensor.sum()
+                tensor.sum()
     return str(next(iter(transport.losses), ""))
 
 

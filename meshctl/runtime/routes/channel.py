@@ -323,7 +323,7 @@ class Channel:
             return _message_of(self._transport.receive_value(source, self._tag))
         if peers[0] != self._transport.job_rank:
             return _message_of(self._transport.receive_value(peers[0], self._tag + FORWARD))
-        delivery = self._transport.next(source, self._tag)
+        delivery = self._transport.receive(source, self._tag)
         message = _message_of(self._transport.decode(delivery, source))
         try:
             self._transport.forward(delivery, peers[1:], self._tag + FORWARD)

@@ -32,10 +32,11 @@ from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import dtype_of, kind_of
 from meshctl.runtime.transports.buffers.frames import (
     MAX_DIMS,
-    Frame,
     FrameError,
+    bytes_of,
     fits,
     not_sent,
+    pack,
     unpack,
 )
 from meshctl.topology.modes import Dispatch
@@ -76,17 +77,8 @@ class BatchSchema:
 
     @cached_property
     def encoded(self) -> bytes:
-        return Frame(
-            [
-                list(self.grid),
-                self.group_depth,
-                self.columns,
-                self.ragged,
-                self.tokens,
-                self.homes,
-                [*self.mappable],
-            ]
-        ).inline()
+        parts = [list(self.grid), self.group_depth, self.columns, self.ragged, self.tokens, self.homes]
+        return bytes_of(pack([*parts, [*self.mappable]]))
 
     @cached_property
     def count(self) -> int:
@@ -220,8 +212,8 @@ def _kind(name: str, column: Column) -> list[Any]:
 def encode(header: ProducerHeader) -> bytes:
     """Returns a header as bytes. Raises `FrameError` for a value that cannot be sent."""
     if header.schema is not None:
-        return Frame([header.schema.encoded, header.ids, header.numbers]).inline()
-    return _END if header.is_end else Frame([header.value, header.weight]).inline()
+        return bytes_of(pack([header.schema.encoded, header.ids, header.numbers]))
+    return _END if header.is_end else bytes_of(pack([header.value, header.weight]))
 
 
 def digest_of(seed: int, table: Iterable[bytes]) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from meshctl.runtime.routes.end import REALIGN, TABLES, RouteContext
 from meshctl.runtime.routes.sync_plan import Layout, Parameter, Shard, SyncPlan, layout_of
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of, pack, unpack
 from meshctl.topology.samples import RouteError
 
 Weights = Mapping[str, Tensor]
@@ -65,7 +65,7 @@ def _plan_of(
 
 def _gather(context: RouteContext, job_ranks: range, row: Any, malformed: ProtocolError) -> list[Any]:
     me = job_ranks.index(context.transport.job_rank)
-    rows = allgather(context.transport, job_ranks, me, context.first_tag + TABLES, Frame(row).inline())
+    rows = allgather(context.transport, job_ranks, me, context.first_tag + TABLES, bytes_of(pack(row)))
     return [_unpacked(row, other, malformed) for other, row in zip(job_ranks, rows, strict=True)]
 
 

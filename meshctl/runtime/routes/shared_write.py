@@ -18,7 +18,7 @@ from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
-from meshctl.runtime.transports.transport import Lease, tensor_of
+from meshctl.runtime.transports.transport import Lease
 from meshctl.topology.consumers import ConsumerParts
 
 SHARED_PART_MIN_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class SharedWrite:
 
     def _invitation(self, leader: int) -> Tensor:
         """Returns the frame that the leader of a part has laid out."""
-        return tensor_of(self._transport.next(self._job_ranks[leader], self._tag + SHARED_WRITE).frame)
+        return self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE).frame
 
 
 def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:

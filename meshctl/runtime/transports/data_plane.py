@@ -46,11 +46,11 @@ from torch import Tensor
 
 from meshctl.runtime.devices.backend import finish
 from meshctl.runtime.trace import NoTrace
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, bytes_of
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
-from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport, tensor_of
+from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport
 from meshctl.runtime.transports.turn import DataPlaneLock, NoLock
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
@@ -175,19 +175,15 @@ class DataPlane:
                 self.on_message(receiver, lease.tag, own.frame, own.out_of_band)
             else:
                 transport.post(receiver, lease.tag, lease)
-        self._trace_frame("to", lease.to, lease.tag, lease.frame, lease.out_of_band, begin)
+        self._trace_frame("to", lease.to, lease.tag, lease.nbytes, begin)
 
     def forward(self, delivery: Delivery, to: Sequence[int], tag: int) -> None:
         """Sends a received frame to others. Raises `FrameError`."""
         if delivery.out_of_band:
             self.send(to, tag, self.frame(to, delivery.value()))
             return
-        if isinstance(delivery.frame, bytes) and len(delivery.frame) <= self.inline_max(to):
-            self.send_inline(to, tag, delivery.frame)
-            return
-        frame = tensor_of(delivery.frame)
-        lease = self.lease(to, tag, len(frame))
-        copy(lease.frame, frame)
+        lease = self.lease(to, tag, len(delivery.frame))
+        copy(lease.frame, delivery.frame)
         self.deliver(lease)
 
     def invite(self, lease: Lease, writer: int, tag: int) -> None:
@@ -198,36 +194,16 @@ class DataPlane:
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
         """Sends a frame, whose tensors may change afterwards. Raises what `lease` raises."""
         receivers = (to,) if isinstance(to, int) else tuple(to)
-        if not frame.out_of_band and frame.nbytes <= self.inline_max(receivers):
-            self.send_inline(receivers, tag, frame.inline())
-            return
-        if self._transport_of(receivers).gathers(receivers, frame):
-            self.send_gathered(receivers[0], tag, frame)
+        transport = self._transport_of(receivers)
+        if transport.gathers(receivers, frame):
+            begin = perf_counter()
+            self._take_slots([(receivers[0], tag)])
+            transport.post_gathered(receivers[0], tag, frame)
+            self._trace_frame("to", receivers, tag, frame.nbytes, begin)
         else:
             lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
             frame.write(lease.frame)
             self.deliver(lease)
-
-    def send_gathered(self, to: int, tag: int, frame: Frame) -> None:
-        begin = perf_counter()
-        self._take_slots([(to, tag)])
-        self.transport_to(to).post_gathered(to, tag, frame)
-        self._trace_frame("to", [to], tag, frame, (), begin)
-
-    def inline_max(self, to: Sequence[int]) -> int:
-        """Returns the largest frame, in bytes, that `send_inline` takes for some job ranks."""
-        return self._transport_of(to).inline_max
-
-    def send_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends a small frame, which needs no memory, to job ranks of one transport. Raises `PeerLost`."""
-        begin = perf_counter()
-        if self._slots.get(tag, SLOTS):
-            self._take_slots([(receiver, tag) for receiver in to])
-        if self.job_rank in to:
-            self.on_message(self.job_rank, tag, frame)
-        if others := [receiver for receiver in to if receiver != self.job_rank]:
-            self.transport_to(others[0]).post_inline(others, tag, frame)
-        self._trace_frame("to", to, tag, frame, (), begin)
 
     def _transport_of(self, job_ranks: Sequence[int]) -> Transport:
         """Returns the transport that reaches all of some job ranks."""
@@ -264,40 +240,19 @@ class DataPlane:
         self._wait(partial(self._has_slot, key), *key)
         self.trace.add("wait", f"free slot of {self.name_of(key[0])}", begin, perf_counter())
 
-    def _trace_frame(
-        self,
-        side: str,
-        peers: Sequence[int],
-        tag: int,
-        frame: Tensor | bytes | Frame,
-        out_of_band: Sequence[Tensor],
-        begin: float,
-    ) -> None:
+    def _trace_frame(self, side: str, peers: Sequence[int], tag: int, nbytes: int, begin: float) -> None:
         """Records the sending of a frame `to` peers, or its receipt `from` one."""
         if self.trace.is_on:
             route = self.context.route_of(tag) or "comparison of peers"
-            nbytes = len(frame) if isinstance(frame, bytes) else frame.nbytes
-            nbytes += sum(tensor.nbytes for tensor in out_of_band)
             facts = {side: ", ".join(map(self.name_of, peers)), "bytes": nbytes}
             verb = "send" if side == "to" else "receive"
             self.trace.add("frame", f"{verb} {route}", begin, perf_counter(), facts)
 
     # Receiving
 
-    def receive(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag, its frame as uint8 `[n]`. Raises `PeerLost`."""
-        delivery = self.next(source, tag)
-        delivery.frame = tensor_of(delivery.frame)
-        return delivery
-
-    def receive_bytes(self, source: int, tag: int) -> bytes:
-        """Returns the next frame of a tag as bytes. Raises `PeerLost`."""
-        frame = self.next(source, tag).frame
-        return frame if isinstance(frame, bytes) else bytes_of(frame)
-
     def receive_value(self, source: int, tag: int) -> Any:
         """Returns the next value of a tag. Raises `PeerLost`, also for a malformed frame."""
-        return self.decode(self.next(source, tag), source)
+        return self.decode(self.receive(source, tag), source)
 
     def decode(self, delivery: Delivery, source: int) -> Any:
         """Returns the value of a delivery. Raises `PeerLost` for a malformed frame."""
@@ -306,15 +261,15 @@ class DataPlane:
         except FrameError as error:
             raise self.peer_lost(source, f"sent a malformed frame: {error}") from None
 
-    def next(self, source: int, tag: int) -> Delivery:
-        """Returns the next delivery of a tag, its frame as a tensor or as bytes. Raises `PeerLost`."""
+    def receive(self, source: int, tag: int) -> Delivery:
+        """Returns the next delivery of a tag. Raises `PeerLost`."""
         begin, queue = perf_counter(), self._queue(source, tag)
         if not queue or not queue[0].is_complete:
             self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
         if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
-        self._trace_frame("from", [source], tag, delivery.frame, delivery.out_of_band, begin)
+        self._trace_frame("from", [source], tag, delivery.nbytes, begin)
         return delivery
 
     def _queue(self, source: int, tag: int) -> deque[Delivery]:
@@ -322,15 +277,6 @@ class DataPlane:
         return self._inbox.setdefault((source, tag), deque())
 
     # Called by transports
-
-    def on_frame(self, source: int, tag: int, frame: Tensor | bytes) -> None:
-        """Queues a received frame without out-of-band tensors. Called on the thread that waits only. Raises
-        `ProtocolError` where the peer `source` has no slot for the frame."""
-        queue = self._inbox.get((source, tag))
-        if queue is None or queue:
-            self.check_slot(source, tag)
-            queue = self._queue(source, tag)
-        queue.append(Delivery(frame))
 
     def check_slot(self, source: int, tag: int) -> None:
         """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
@@ -343,7 +289,7 @@ class DataPlane:
         self,
         source: int,
         tag: int,
-        frame: Tensor | bytes,
+        frame: Tensor,
         out_of_band: Sequence[Tensor | int] = (),
         clear_to_send: Callable[[], None] = lambda: None,
         generation: int | None = None,
@@ -372,7 +318,7 @@ class DataPlane:
     def _delivery(
         self,
         source: int,
-        frame: Tensor | bytes,
+        frame: Tensor,
         out_of_band: Sequence[Tensor | int],
         clear_to_send: Callable[[], None],
     ) -> Delivery:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 
-EMPTY = torch.empty(0, dtype=torch.uint8)
-
 
 class Lease(NamedTuple):
     """Memory for one frame, from `lease` until it is delivered."""
@@ -32,17 +30,27 @@ class Lease(NamedTuple):
     state: Any = None
     """The transport's own record of the lease."""
 
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes in the frame and in the tensors that travel out of band."""
+        return self.frame.nbytes + sum(tensor.nbytes for tensor in self.out_of_band)
+
 
 @dataclass(eq=False, slots=True)
 class Delivery:
     """A received frame with its out-of-band tensors."""
 
-    frame: Tensor | bytes
-    """uint8 `[n]`. A small frame may arrive as bytes."""
+    frame: Tensor
+    """uint8 `[n]`."""
     out_of_band: Sequence[Tensor] = ()
     """uint8 `[n]` each."""
     is_complete: bool = True
     """False while a transfer from another device still brings some of the tensors."""
+
+    @property
+    def nbytes(self) -> int:
+        """As `Lease.nbytes`."""
+        return self.frame.nbytes + sum(tensor.nbytes for tensor in self.out_of_band)
 
     def value(self, device: torch.device | None = None) -> Any:
         """Returns the decoded value; tensors that were on a device are put on `device`. Raises
@@ -70,8 +78,6 @@ class Transport:
 
     shares_memory = False
     """True if several job ranks may write to one frame, each to a part of it."""
-    inline_max = 0
-    """Largest frame, in bytes, for `post_inline`."""
 
     def alloc(self, nbytes: int) -> Tensor | None:
         """Returns uint8 `[nbytes]` that receivers can read in place; None if there is no such memory."""
@@ -116,11 +122,6 @@ class Transport:
         at most, never for the receiver's program."""
         raise NotImplementedError
 
-    def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        """Sends a frame of at most `inline_max` bytes, which has no memory of its own, to some job ranks."""
-        for receiver in to:
-            self.post(receiver, tag, Lease((receiver,), tag, tensor_of(frame)))
-
     def credit(self, to: int, tag: int) -> None:
         """Sends the credit for a received frame to its sender: a slot of the tag is free again."""
         raise NotImplementedError
@@ -153,13 +154,6 @@ class Loopback(Transport):
 
     def own_delivery(self, lease: Lease) -> Delivery:
         return Delivery(lease.frame, [flat(tensor) for tensor in lease.out_of_band])
-
-
-def tensor_of(frame: Tensor | bytes) -> Tensor:
-    """Returns a frame as uint8 `[n]`."""
-    if isinstance(frame, Tensor):
-        return frame
-    return torch.frombuffer(bytearray(frame), dtype=torch.uint8) if frame else EMPTY
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ def test_tensors_of_a_device_come_whole_by_every_way(tmp_path: Path, kind: str, 
         for job_rank in to:
             assert worker.transport.receive_value(job_rank, BACK) == "all"
         worker.transport.close()
-        assert worker.local.pool.device
-        return worker.local.pool.device.arena.count((TAG, tuple(to)))
+        assert worker.way.pool.device
+        return worker.way.pool.device.arena.count((TAG, tuple(to)))
 
     def consumer(worker: Worker) -> bool:
         rng, device = random.Random(worker.job_rank), worker.device
@@ -141,8 +141,8 @@ def test_a_piece_that_is_too_small_is_closed_by_all_before_it_is_freed(tmp_path:
             if step:
                 assert [worker.transport.receive_value(other, BACK) for other in (1, 2)] == [step - 1] * 2
                 worker.poll()
-        assert worker.local.pool.device
-        arena = worker.local.pool.device.arena
+        assert worker.way.pool.device
+        arena = worker.way.pool.device.arena
         arena.has("nothing", 0)
         left = [arena.stats().dropped, arena.count((TAG, (1, 2))), len(device.memory.pieces) - 1]
         worker.transport.close()
@@ -198,8 +198,8 @@ def test_a_device_without_memory_is_an_error_that_names_the_use(tmp_path: Path) 
     def producer(worker: Worker) -> list[Any]:
         device = worker.device
         tensors = placed(device, value(0))
-        assert worker.local.pool.device
-        worker.local.pool.device.arena.make = refuse
+        assert worker.way.pool.device
+        worker.way.pool.device.arena.make = refuse
         with pytest.raises(OutOfMemory) as full:
             worker.transport.send((1,), TAG, worker.transport.frame((1,), tensors))
         return [str(full.value), sum(tensor.nbytes for tensor in tensors)]

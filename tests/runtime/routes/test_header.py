@@ -26,7 +26,7 @@ from meshctl.runtime.routes.header import (
     encode,
     encode_parts,
 )
-from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, bytes_of, pack, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
@@ -71,8 +71,8 @@ def closed(opened: Any) -> Any:
     headers = []
     for header in opened["headers"]:
         if isinstance(header, list) and header and not isinstance(header[0], (bytes, int)):
-            header = [Frame(header[0]).inline(), *header[1:]]
-        headers.append(Frame(header).inline())
+            header = [bytes_of(pack(header[0])), *header[1:]]
+        headers.append(bytes_of(pack(header)))
     return [0, digest_of(channel()._seed, headers), headers, opened["part"]]
 
 
@@ -177,8 +177,8 @@ FORM: list[Any] = [[2], 0, {}, {}, None, None, []]
 )
 def test_what_is_no_row(row: Any) -> None:
     if isinstance(row[0], list):
-        row = [Frame(row[0]).inline(), *row[1:]]
-    assert decode(Frame(row).inline()) is None
+        row = [bytes_of(pack(row[0])), *row[1:]]
+    assert decode(bytes_of(pack(row))) is None
 
 
 def test_rows_of_one_table_show_the_same_numbers() -> None:
@@ -249,13 +249,13 @@ def test_a_row_behind_the_headers_that_is_no_parts_is_no_table(row: Any) -> None
     ],
 )
 def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
-    assert decode_schema(Frame(form).inline()) is None
+    assert decode_schema(bytes_of(pack(form))) is None
 
 
 def test_a_group_is_a_part_of_an_id() -> None:
-    form = Frame([[], 2, {}, {}, None, None, []]).inline()
-    assert decode(Frame([form, torch.zeros(3, 2, dtype=torch.int64), []]).inline())
-    assert decode(Frame([form, torch.zeros(3, 1, dtype=torch.int64), []]).inline()) is None
+    form = bytes_of(pack([[], 2, {}, {}, None, None, []]))
+    assert decode(bytes_of(pack([form, torch.zeros(3, 2, dtype=torch.int64), []])))
+    assert decode(bytes_of(pack([form, torch.zeros(3, 1, dtype=torch.int64), []]))) is None
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])

@@ -30,7 +30,7 @@ from meshctl.runtime.routes.end import (
 from meshctl.runtime.transports.buffers.frames import bytes_of
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.local.transport import Address, LocalTransport
+from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Id, SampleTable
@@ -195,7 +195,7 @@ def run_on_sockets(
         RouteSide(producers, 0, group="a"),
         RouteSide(consumers, producers.world_size, execute, group="b"),
     )
-    addresses: dict[int, Address] = {}
+    addresses: dict[int, str] = {}
     found: dict[int, Any] = {}
     faults: list[Exception] = []
     meeting = threading.Barrier(job_size, timeout=HANG_S)

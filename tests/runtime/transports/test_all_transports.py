@@ -27,7 +27,6 @@ from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.tcp.messages import Address
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
@@ -114,8 +113,8 @@ JOBS = some()
 def by_tcp(job: Plan, job_rank: int, store: Store) -> DataPlane:
     transport = DataPlane(Context(job_rank, slots_of(job)))
     tcp = TcpTransport(transport, "token")
-    store.set(f"{job_rank}", str(tcp.address))
-    tcp.connect({other: Address.parse(store.get(f"{other}").decode()) for other in range(job.job_size)})
+    store.set(f"{job_rank}", tcp.address)
+    tcp.connect({other: store.get(f"{other}").decode() for other in range(job.job_size)})
     return transport
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.transports.buffers.memcpy import as_plain, is_plain, move, use_memmove
+from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove
 from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
@@ -106,17 +106,6 @@ class Frame:
                 flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
                 found += [flat.numpy().data, memoryview(bytes(-tensor.nbytes % ALIGN))]
         return found
-
-    def inline(self) -> bytes:
-        """Returns the whole frame as bytes, which suits small frames. Tensors on the `meta` device are
-        zeros."""
-        if not self._tensors:
-            return self._head
-        pieces = [self._head.ljust(self._start, b"\0")]
-        for tensor, _ in self._tensors:
-            data = b"" if tensor.is_meta else bytes_of(as_plain(tensor))
-            pieces.append(data.ljust(_aligned(tensor.nbytes), b"\0"))
-        return b"".join(pieces)
 
     def _packed(self, value: Any) -> bytes:
         self._depth += 1
@@ -221,13 +210,14 @@ def _dtype_code(tensor: Tensor) -> int:
 
 
 def pack(value: Any) -> Tensor:
-    """Returns the frame of a value, uint8 `[n]`, in new memory. Raises `FrameError`."""
+    """Returns the frame of a value, uint8 `[n]`, in new memory. Equal values have equal frames. Raises
+    `FrameError`."""
     frame = Frame(value)
-    return frame.write(torch.empty(frame.nbytes, dtype=torch.uint8))
+    return frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8))
 
 
 def unpack(
-    frame: Tensor | bytes | bytearray, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
+    frame: Tensor | bytes, out_of_band: Sequence[Tensor] = (), device: torch.device | None = None
 ) -> Any:
     """Returns the value of a frame, which is uint8 `[n]` or bytes. `out_of_band` are its out-of-band tensors,
     uint8 `[n]` each.
@@ -236,44 +226,31 @@ def unpack(
     views of a copy. Tensors that were on a device are put on `device`, where one is given. Raises
     `FrameError` for a malformed frame.
     """
-    size = frame.numel() if isinstance(frame, Tensor) else len(frame)
+    memory = tensor_of(frame)
+    size = len(memory)
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
-    magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
+    magic, length = _PREFIX.unpack(bytes_of(memory[: _PREFIX.size]))
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
         raise FrameError("these bytes are not a frame")
-    return _Reader(frame, size, _aligned(end), out_of_band, device).value(_bytes_in(frame, _PREFIX.size, end))
-
-
-def _bytes_in(frame: Tensor | bytes | bytearray, start: int, stop: int) -> bytes | bytearray:
-    if isinstance(frame, Tensor):
-        return ctypes.string_at(frame.data_ptr() + start, stop - start)
-    return frame[start:stop]
+    return _Reader(memory, _aligned(end), out_of_band, device).value(bytes_of(memory[_PREFIX.size : end]))
 
 
 class _Reader:
     def __init__(
-        self,
-        frame: Tensor | bytes | bytearray,
-        size: int,
-        start: int,
-        out_of_band: Sequence[Tensor],
-        device: torch.device | None,
+        self, frame: Tensor, start: int, out_of_band: Sequence[Tensor], device: torch.device | None
     ) -> None:
-        """`size` is that of the frame in bytes, and `start` the place of its first tensor."""
-        self._frame, self._size, self._start = frame, size, start
+        """`start` is the place of the first tensor in the frame."""
+        self._bytes, self._size, self._start = frame.numpy(), len(frame), start
         self._out_of_band, self._device = out_of_band, device
         self._depth = 0
-        self._memory = frame if isinstance(frame, bytearray) else None
-        """The memory of a frame of bytes; a copy of it, where it cannot be written, is made when the first
-        tensor is read."""
         self._views: dict[tuple[int, ...], Tensor] = {}
         """Description of a tensor -> its view."""
         self._ragged: dict[int, tuple[int, Tensor]] = {}
         """`id` of offsets that were checked -> the number of values that they fit, and the offsets."""
 
-    def value(self, header: bytes | bytearray) -> Any:
+    def value(self, header: bytes) -> Any:
         self._depth += 1
         if self._depth > _DEPTH:
             raise FrameError(f"a malformed header: more than {_DEPTH} values lie in one another")
@@ -331,11 +308,8 @@ class _Reader:
             raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {self._size}")
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
-        if isinstance(self._frame, Tensor):
-            return self._frame[begin : begin + nbytes].view(dtype).view(shape)
-        self._memory = self._memory or bytearray(self._frame)
-        flat = torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=begin)
-        return flat if len(shape) == 1 else flat.view(shape)
+        # each tensor has a storage of its own, so torch counts the writes into it alone
+        return torch.from_numpy(self._bytes[begin : begin + nbytes]).view(dtype).view(shape)
 
     def _ragged_of(self, values: Tensor, offsets: Tensor) -> Ragged:
         checked = self._ragged.get(id(offsets))
@@ -402,6 +376,13 @@ class _Reader:
         if len(shape) > MAX_DIMS or spread * dtype.itemsize >= 1 << 63:
             raise FrameError(f"a tensor of shape {short(shape)}")
         return dtype, 0 if 0 in shape else spread * dtype.itemsize
+
+
+def tensor_of(data: Tensor | bytes) -> Tensor:
+    """Returns bytes as uint8 `[n]`."""
+    if isinstance(data, Tensor):
+        return data
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
 def bytes_of(tensor: Tensor) -> bytes:

@@ -1,10 +1,15 @@
-"""Tensors beside a frame between two processes of a node: messages ahead of the frame say where they are."""
+"""Memory of the other processes of a node: blocks of frames, and tensors beside a frame, of which messages
+ahead of the frame say where they are."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import IntEnum
 from functools import partial
 from typing import Protocol
+
+from torch import Tensor
 
 from meshctl.runtime.devices.device_buffers import DeviceBuffer
 from meshctl.runtime.transports.buffers.arena import Block, Mapped
@@ -12,8 +17,22 @@ from meshctl.runtime.transports.buffers.buffer_pool import BufferPool, BufferRef
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ProtocolError
-from meshctl.runtime.transports.local.connection import Connection
-from meshctl.runtime.transports.local.messages import BUFFER_REF, MAX_FILES, MAX_REFS, Kind, Message, Use
+from meshctl.runtime.transports.local.connection import MAX_FILES, Connection
+from meshctl.runtime.transports.peers import Kind, Message
+
+PLACE = struct.Struct("<qqqq")
+"""A place in a block: the block's number, its size where its file comes along (else 0), and the offset and
+the size of what is there. Sizes and offset are in bytes."""
+MAX_PLACES = 64
+"""The most places of one message."""
+
+
+class Use(IntEnum):
+    """The use of a block."""
+
+    FRAME = 0
+    REGISTERED = 1
+    DEVICE = 2
 
 
 class PeerBlocks:
@@ -24,19 +43,26 @@ class PeerBlocks:
         """(Job rank of the peer, number of the block, whether this process may write to it) -> the mapped
         block."""
 
-    def get(self, peer: int, number: int, size: int, files: Sequence[int], *, write: bool = False) -> Mapped:
-        """Returns a peer's block of `size` bytes. `files` contains its file with the first message about it,
-        and is empty later. Raises `ProtocolError` for a block that is unknown or comes twice, and
-        `ArenaError`."""
-        key = (peer, number, write)
+    def view(
+        self,
+        peer: int,
+        place: tuple[int, int, int, int],
+        files: Sequence[int],
+        gone: Callable[[], None] | None,
+    ) -> Tensor:
+        """Returns a view of a place, uint8 `[n]`. `files` contains the block's file with the first message
+        about it, and is empty later. `gone` is called when the last view has died; without it this process
+        may write. Raises `ProtocolError` for a block that is unknown or comes twice, and `ArenaError`."""
+        number, size, offset, nbytes = place
+        key = (peer, number, gone is None)
         if files and key in self._mapped:
             raise ProtocolError(f"block {number}, once more")
         if files:
-            self._mapped[key] = Mapped(files[0], size, write=write)
+            self._mapped[key] = Mapped(files[0], size, write=gone is None)
         mapped = self._mapped.get(key)
         if mapped is None:
             raise ProtocolError(f"the unknown block {number}")
-        return mapped
+        return mapped.view(offset, nbytes, gone)
 
     def drop(self, peer: int, number: int) -> list[Mapped]:
         """Forgets a block. Returns its mappings, which exist until their last view dies."""
@@ -66,7 +92,6 @@ class Send(Protocol):
         connection: Connection,
         kind: Kind,
         tag: int = 0,
-        *,
         body: bytes = b"",
         files: Sequence[int] = (),
     ) -> None: ...
@@ -96,18 +121,16 @@ class OutOfBand:
             elif self._pool.device:
                 self._send_refs(connection, tag, refs)
                 refs = []
-                body = self._pool.device.encode(connection.job_rank, one)
-                self._send(connection, Kind.DEVICE, tag, body=body)
+                self._send(connection, Kind.DEVICE, tag, self._pool.device.encode(connection.job_rank, one))
         self._send_refs(connection, tag, refs)
 
     def _send_refs(self, connection: Connection, tag: int, refs: Sequence[BufferRef]) -> None:
         body, files = b"", list[int]()
         for number, ref in enumerate(refs, 1):
-            size, new = introduce(connection, ref.block)
-            files += new
-            body += BUFFER_REF.pack(ref.block.number, size, ref.offset, ref.nbytes)
-            if len(body) == MAX_REFS * BUFFER_REF.size or len(files) == MAX_FILES or number == len(refs):
-                self._send(connection, Kind.OUT_OF_BAND, tag, body=body, files=files)
+            place, new = introduced(connection, ref.block, ref.offset, ref.nbytes)
+            body, files = body + place, files + new
+            if len(body) == MAX_PLACES * PLACE.size or len(files) == MAX_FILES or number == len(refs):
+                self._send(connection, Kind.OUT_OF_BAND, tag, body, files)
                 body, files = b"", []
 
     def transfer(self, to: int, tensors: Sequence[BufferRef | DeviceBuffer]) -> None:
@@ -119,15 +142,15 @@ class OutOfBand:
 
     def on_refs(self, connection: Connection, message: Message) -> None:
         """Raises `ProtocolError`, `ArenaError` and `struct.error`."""
-        refs = [*BUFFER_REF.iter_unpack(message.body)]
-        if len(connection.out_of_band) + len(refs) > MAX_OUT_OF_BAND:
+        places = [*PLACE.iter_unpack(message.data)]
+        if len(connection.out_of_band) + len(places) > MAX_OUT_OF_BAND:
             raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
         files = [*message.files]
-        for number, size, offset, nbytes in refs:
+        for number, size, offset, nbytes in places:
             new = [files.pop(0)] if size and files else []
-            memory = self._peer_blocks.get(connection.job_rank, number, size, new)
             release = partial(self._release, connection, Use.REGISTERED, number, message.tag)
-            connection.out_of_band.append(memory.view(offset, nbytes, release))
+            view = self._peer_blocks.view(connection.job_rank, (number, size, offset, nbytes), new, release)
+            connection.out_of_band.append(view)
 
     def on_device(self, connection: Connection, message: Message) -> None:
         """Raises `ProtocolError` and `DeviceError`."""
@@ -138,17 +161,19 @@ class OutOfBand:
         def release(block: int) -> None:
             self._release(connection, Use.DEVICE, block, 0)
 
-        tensor = device.decode(connection.job_rank, message.body, release)
+        tensor = device.decode(connection.job_rank, message.data, release)
         if isinstance(tensor, int) and self._data_plane.transfers is None:
             raise ProtocolError("a transfer, where there are none")
         connection.out_of_band.append(tensor)
 
 
-def introduce(connection: Connection, block: Block, write: bool = False) -> tuple[int, list[int]]:
-    """Returns the size and the file of a block for the first message about it to a peer, and (0, []) for
-    later ones. A file to write to counts on its own."""
+def introduced(
+    connection: Connection, block: Block, offset: int, nbytes: int, write: bool = False
+) -> tuple[bytes, list[int]]:
+    """Returns a place in a block, with the block's size and file for the first message about it to a peer. A
+    file to write to counts on its own."""
     key = (connection.job_rank, write)
     if key in block.known:
-        return 0, []
+        return PLACE.pack(block.number, 0, offset, nbytes), []
     block.known.add(key)
-    return block.nbytes, [block.file]
+    return PLACE.pack(block.number, block.nbytes, offset, nbytes), [block.file]

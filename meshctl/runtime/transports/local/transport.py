@@ -1,25 +1,20 @@
 """Frames between processes of one node: a header over a unix socket, the frame in memory that both map.
 
-The sender of frames opens the connection to their receiver, so only job ranks that share samples have one. It
-carries frames and invitations to write to a frame. In the other direction travel credits and the numbers of
-blocks whose last view has died. Small frames travel in the message itself. A tensor that an endpoint made in
-memory of `alloc` is not copied: a message ahead of its frame says where it is, and tensors of several
-producers are mapped one after another (`mapped_concat`). The file of a block is passed once. Sockets have
-abstract names that the kernel chooses and check the peer's uid; the first message has the run's token and the
-generations of both ends.
+Small frames travel in the message itself. A tensor that an endpoint made in memory of `alloc` is not copied:
+a message ahead of its frame says where it is, and tensors of several producers are mapped one after another
+(`mapped_concat`). The file of a block is passed once. Besides credits, receivers answer with the numbers of
+blocks whose last view has died. Sockets have abstract names that the kernel chooses and check the peer's uid.
 
 The program's thread reads all sockets while it waits. What a socket does not take at once is sent by a thread
-(`SendQueue`), so nobody waits for a receiver's program. A peer is lost when its connection ends without a
-goodbye, or when its process ends.
+(`SendQueue`), so nobody waits for a receiver's program. A peer is also lost when its process ends.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -27,27 +22,28 @@ from torch import Tensor
 from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, PeerAccess
 from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, LeaseState
-from meshctl.runtime.transports.buffers.frames import bytes_of
+from meshctl.runtime.transports.buffers.buffer_pool import BufferPool, LeaseState
+from meshctl.runtime.transports.buffers.frames import bytes_of, tensor_of
 from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.local.connection import (
-    Address,
     Connection,
     Listener,
     SendQueue,
     TooManyFiles,
     close_all,
 )
-from meshctl.runtime.transports.local.messages import HEAD, Kind, Message, Use
-from meshctl.runtime.transports.local.out_of_band import OutOfBand, PeerBlocks, introduce
-from meshctl.runtime.transports.transport import Delivery, Lease, Transport
+from meshctl.runtime.transports.local.out_of_band import PLACE, OutOfBand, PeerBlocks, Use, introduced
+from meshctl.runtime.transports.peers import HEAD, Action, Kind, Message, PeerTransport
+from meshctl.runtime.transports.transport import Delivery, Lease
+
+_RETURNED = struct.Struct("<Bqi")
+"""The use of a block, its number, and for a registered buffer the tag of its lease."""
 
 
-class LocalTransport(Transport):
+class LocalTransport(PeerTransport[Connection]):
     shares_memory = True
-    inline_max = INLINE_MAX
 
     def __init__(
         self,
@@ -58,36 +54,26 @@ class LocalTransport(Transport):
     ) -> None:
         """`token` is the run's; a connection without it is refused. Tensors of a device travel in its
         `memory` where `access` says that peers can read it."""
-        self._data_plane, self._token = data_plane, token.encode()
-        self._job_rank = data_plane.job_rank
-        self._generation = data_plane.generation_of(self._job_rank)
+        super().__init__(data_plane, token)
         self._listener = Listener()
-        self.address = self._listener.address
-        self._addresses: dict[int, Address] = {}
-        self._to: dict[int, Connection] = {}
-        self._from: dict[int, Connection] = {}
+        self.address = f"{os.getpid()} {self._listener.name.hex()}"
         self._processes = PeerProcesses(data_plane, self._on_process_ended)
         self.pool = BufferPool(data_plane, self._on_block_dropped)
         if memory and access:
             self.pool.device = DeviceBuffers(self._job_rank, memory, access, self._on_device_block_dropped)
         self.peer_blocks = PeerBlocks()
         self.mapped_concat = MappedConcat(self._memory_of)
-        self.send_queue = SendQueue(self._on_send_error)
+        self.send_queue = SendQueue(self._on_send_error, self._on_thread_error)
         self.out_of_band = OutOfBand(data_plane, self.pool, self.peer_blocks, self._send, self._release)
-        self._is_leaving = self._is_closed = False
+        self._is_closed = False
         data_plane.add_file(self._listener.fileno(), self._accept)
 
-    def connect(self, addresses: Mapping[int, Address]) -> None:
-        """Registers where peers listen. A connection is opened when there is something to send."""
+    def connect(self, addresses: Mapping[int, str]) -> None:
         for peer, address in addresses.items():
-            if peer == self._job_rank:
-                continue
-            self._addresses[peer] = address
-            self._processes.watch(peer, address.pid)
+            if peer != self._job_rank:
+                self._addresses[peer] = address
+                self._processes.watch(peer, int(address.split()[0]))
         self._data_plane.add(addresses, self)
-
-    def address_of(self, peer: int) -> Address:
-        return self._addresses[peer]
 
     # Memory
 
@@ -125,62 +111,43 @@ class LocalTransport(Transport):
     # Sending
 
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
-        connection = self._to.get(to) or self._connection_to(to)
+        connection = self._connection_to(to)
         state: LeaseState = lease.state
         if state.out_of_band:
             self.out_of_band.send(connection, tag, state.out_of_band)
         if state.block:
-            kind = Kind.WRITE if write else Kind.BLOCK
-            size, files = introduce(connection, state.block, write)
-            self._send(connection, kind, tag, state.block.number, size, len(lease.frame), files=files)
+            place, files = introduced(connection, state.block, 0, len(lease.frame), write)
+            self._send(connection, Kind.WRITE if write else Kind.BLOCK, tag, place, files)
         else:
-            self.post_inline([to], tag, bytes_of(lease.frame))
+            self._send(connection, Kind.FRAME, tag, bytes_of(lease.frame))
         if state.out_of_band:
             self.out_of_band.transfer(to, state.out_of_band)
-
-    def post_inline(self, to: Sequence[int], tag: int, frame: bytes) -> None:
-        message = HEAD.pack(Kind.INLINE, self._generation, tag, 0, 0, len(frame)) + frame
-        for receiver in to:
-            self.send_queue.push(self._to.get(receiver) or self._connection_to(receiver), message)
-
-    def credit(self, to: int, tag: int) -> None:
-        if to in self._from:  # the peer may have been replaced
-            self._send(self._from[to], Kind.CREDIT, tag)
 
     def _send(
         self,
         connection: Connection,
         kind: Kind,
         tag: int = 0,
-        block: int = 0,
-        size: int = 0,
-        nbytes: int = 0,
         body: bytes = b"",
         files: Sequence[int] = (),
     ) -> None:
-        head = HEAD.pack(kind, self._generation, tag, block, size, nbytes)
+        head = HEAD.pack(kind, self._generation, tag, len(body))
         self.send_queue.push(connection, head + body, files)
 
-    def _connection_to(self, peer: int) -> Connection:
+    def _dial(self, address: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        generation = self._data_plane.generation_of(peer)
         try:
-            sock.connect(self._addresses[peer].name)
+            sock.connect(bytes.fromhex(address.split()[1]))
         except OSError:
-            if not self._data_plane.context.has_left(peer):
-                sock.close()
-                raise self._data_plane.peer_lost(peer, "is gone") from None
-            connection = self._to[peer] = Connection(sock, peer, generation)
-            connection.drop_all()
-            return connection
-        connection = self._to[peer] = self._open(Connection(sock, peer, generation))
-        self._send(connection, Kind.HELLO, self._job_rank, generation, body=self._token)
-        return connection
+            sock.close()
+            raise
+        return sock
 
-    def _open(self, connection: Connection) -> Connection:
-        connection.actions = self._ANSWERS if connection.is_outgoing else self._GREETINGS
+    def _new(self, sock: socket.socket, job_rank: int = -1, generation: int = 0) -> Connection:
+        return Connection(sock, job_rank, generation)
+
+    def _watch(self, connection: Connection) -> None:
         self._data_plane.add_file(connection.sock.fileno(), partial(self._read, connection))
-        return connection
 
     def _on_send_error(self, connection: Connection, error: OSError) -> None:
         how = f"cannot be sent to: {error.strerror}"
@@ -191,7 +158,9 @@ class LocalTransport(Transport):
     def _accept(self) -> None:
         """Accepts all pending connections, and reads their first messages."""
         for sock in self._listener.accept():
-            self._read(self._open(Connection(sock)))
+            connection = self._new(sock)
+            self._watch(connection)
+            self._read(connection)
 
     def _read(self, connection: Connection) -> bool:
         """Handles the next message of a connection, and returns False if there is none yet."""
@@ -211,62 +180,23 @@ class LocalTransport(Transport):
             name = self._data_plane.name_of(self._job_rank)
             self._data_plane.fail(PeerLost(f"{name} has too many files open for what it is sent"))
         except (struct.error, ArenaError, DeviceError, ProtocolError) as error:
-            self._shut(connection)
-            if connection.job_rank >= 0:
-                how = f"sent bytes that are not a message: {error}"
-                self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, how))
+            self._refuse(connection, error)
         finally:
-            if files:
-                close_all(files)
+            close_all(files)
         return True
 
-    def dispatch(self, connection: Connection, message: Message) -> None:
-        """Acts on a message. Raises `ProtocolError`, `ArenaError`, `DeviceError`, `struct.error`."""
-        if message.generation != connection.generation and connection.job_rank >= 0:
-            return  # of processes that were replaced
-        action = connection.actions.get(message.kind)
-        if action is None:
-            raise ProtocolError(f"kind {message.kind}")
-        action(self, connection, message)
-
-    def _on_hello(self, connection: Connection, message: Message) -> None:
-        peer, plane = message.tag, self._data_plane
-        is_known = peer in self._addresses and peer not in self._from
-        if not hmac.compare_digest(message.body, self._token) or not is_known:
-            raise ProtocolError("a wrong greeting")
-        if (message.generation, message.block) != (plane.generation_of(peer), self._generation):
-            raise ProtocolError("a greeting of another generation")
-        connection.job_rank, connection.generation = peer, message.generation
-        connection.actions = self._ACTIONS
-        self._from[peer] = connection
-        if self._is_leaving:
-            self._send(connection, Kind.GOODBYE)
-
-    def _on_goodbye(self, connection: Connection, message: Message) -> None:
-        connection.has_left = True
-
-    def _on_lost(self, connection: Connection, message: Message) -> None:
-        self._data_plane.on_peer_lost(message.tag, connection.job_rank)
-
-    def _on_inline(self, connection: Connection, message: Message) -> None:
-        if len(message.body) != message.nbytes:
-            raise ProtocolError(f"a frame of {len(message.body)} bytes whose header states {message.nbytes}")
-        self._on_frame(connection, message.tag, message.body)
+    def _on_frame(self, connection: Connection, message: Message) -> None:
+        self._receive(connection, message.tag, tensor_of(message.data))
 
     def _on_block(self, connection: Connection, message: Message) -> None:
-        memory = self.peer_blocks.get(connection.job_rank, message.block, message.size, message.files)
-        release = partial(self._release, connection, Use.FRAME, message.block)
-        self._on_frame(connection, message.tag, memory.view(0, message.nbytes, release))
+        number, *rest = PLACE.unpack(message.data)
+        release = None
+        if message.kind == Kind.BLOCK:
+            release = partial(self._release, connection, Use.FRAME, number)
+        view = self.peer_blocks.view(connection.job_rank, (number, *rest), message.files, release)
+        self._receive(connection, message.tag, view)
 
-    def _on_write(self, connection: Connection, message: Message) -> None:
-        peer = connection.job_rank
-        memory = self.peer_blocks.get(peer, message.block, message.size, message.files, write=True)
-        self._on_frame(connection, message.tag, memory.view(0, message.nbytes))
-
-    def _on_frame(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
-        if not connection.out_of_band:
-            self._data_plane.on_frame(connection.job_rank, tag, frame)
-            return
+    def _receive(self, connection: Connection, tag: int, frame: Tensor) -> None:
         self._data_plane.check_slot(connection.job_rank, tag)
         out_of_band, connection.out_of_band = connection.out_of_band, []
         clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
@@ -280,54 +210,37 @@ class LocalTransport(Transport):
 
     def _on_drop(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
-        if message.tag == Use.FRAME:
-            for mapped in self.peer_blocks.drop(peer, message.block):
+        use, number, _ = _RETURNED.unpack(message.data)
+        if use == Use.FRAME:
+            for mapped in self.peer_blocks.drop(peer, number):
                 self.mapped_concat.forget(mapped)
-        elif message.tag == Use.DEVICE and device and device.close_block(peer, message.block):
-            self._release(connection, Use.DEVICE, message.block)
+        elif use == Use.DEVICE and device and device.close_block(peer, number):
+            self._release(connection, Use.DEVICE, number)
         else:
             raise ProtocolError(f"kind {message.kind}")
 
-    def _on_credit(self, connection: Connection, message: Message) -> None:
-        self._data_plane.on_credit(connection.job_rank, message.tag)
-
     def _on_free(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device
-        if message.tag == Use.FRAME:
-            self.pool.arena.give_back(message.block, peer)
-        elif message.tag == Use.REGISTERED:
-            self.pool.arena.give_back(message.block, (peer, message.nbytes))
-        elif message.tag == Use.DEVICE and device:
-            device.arena.give_back(message.block, peer)
+        use, number, tag = _RETURNED.unpack(message.data)
+        if use == Use.FRAME:
+            self.pool.arena.give_back(number, peer)
+        elif use == Use.REGISTERED:
+            self.pool.arena.give_back(number, (peer, tag))
+        elif use == Use.DEVICE and device:
+            device.arena.give_back(number, peer)
         else:
-            raise ProtocolError(f"the answer {message.kind}")
+            raise ProtocolError(f"kind {message.kind}")
 
-    def _on_clear_to_send(self, connection: Connection, message: Message) -> None:
-        if self._data_plane.transfers is None:
-            raise ProtocolError(f"the answer {message.kind}")
-        self._data_plane.transfers.clear_to_send(connection.job_rank)
-
-    _GREETINGS: Mapping[int, _Action] = {Kind.HELLO: _on_hello}
-    """Kind -> action, for the first message from the process that opened the connection."""
-    _ACTIONS: Mapping[int, _Action] = {
-        Kind.INLINE: _on_inline,
+    ACTIONS: Mapping[int, Action] = {
+        **PeerTransport.ACTIONS,
+        Kind.FRAME: _on_frame,
         Kind.BLOCK: _on_block,
-        Kind.WRITE: _on_write,
+        Kind.WRITE: _on_block,
         Kind.OUT_OF_BAND: _on_out_of_band,
         Kind.DEVICE: _on_device,
         Kind.DROP: _on_drop,
-        Kind.GOODBYE: _on_goodbye,
-        Kind.LOST: _on_lost,
     }
-    """Kind -> action, for its further messages."""
-    _ANSWERS: Mapping[int, _Action] = {
-        Kind.CREDIT: _on_credit,
-        Kind.FREE: _on_free,
-        Kind.CLEAR_TO_SEND: _on_clear_to_send,
-        Kind.GOODBYE: _on_goodbye,
-        Kind.LOST: _on_lost,
-    }
-    """Kind -> action, for messages from the process that accepted the connection."""
+    ANSWERS: Mapping[int, Action] = {**PeerTransport.ANSWERS, Kind.FREE: _on_free}
 
     # Blocks
 
@@ -335,33 +248,22 @@ class LocalTransport(Transport):
         """Returns a block, whose last view has died, to the peer that owns it. `tag` is needed for a
         registered buffer. Called on any thread, at any moment."""
         if not self._is_closed:
-            self._send(connection, Kind.FREE, use, block, nbytes=tag)
+            self._send(connection, Kind.FREE, body=_RETURNED.pack(use, block, tag))
 
     def _on_block_dropped(self, block: Block) -> None:
         if isinstance(block.memory, Mapped):
             self.mapped_concat.forget(block.memory)
         for peer in {peer for peer, _ in block.known}:
-            self._send(self._to[peer], Kind.DROP, Use.FRAME, block.number)
+            self._send(self._to[peer], Kind.DROP, body=_RETURNED.pack(Use.FRAME, block.number, 0))
 
     def _on_device_block_dropped(self, peer: int, block: int) -> None:
-        self._send(self._to[peer], Kind.DROP, Use.DEVICE, block)
+        self._send(self._to[peer], Kind.DROP, body=_RETURNED.pack(Use.DEVICE, block, 0))
 
     # Ends
 
-    @property
-    def _connections(self) -> list[Connection]:
-        return [*self._to.values(), *self._from.values()]
-
-    def _on_end(self, connection: Connection) -> None:
-        self._shut(connection)
-        if connection.job_rank < 0 or connection.has_left:
-            return
-        connection.has_left = self._data_plane.context.has_left(connection.job_rank)
-        if not connection.has_left:
-            self._data_plane.fail(self._data_plane.peer_lost(connection.job_rank, "is gone"))
-
     def _shut(self, connection: Connection) -> None:
         self._data_plane.remove_file(connection.sock.fileno())
+        self.send_queue.drop(connection)
         connection.sock.close()
 
     def _on_process_ended(self, peer: int) -> None:
@@ -374,29 +276,23 @@ class LocalTransport(Transport):
         has_left = any(connection.has_left for connection in connections)
         self._data_plane.on_peer_ended(peer, "has ended" if has_left else "is gone")
 
-    def reopen(self, job_ranks: Sequence[int]) -> None:
-        for peer in job_ranks:
-            for connections in (self._to, self._from):
-                if connection := connections.pop(peer, None):
-                    self._shut(connection)
-            self._addresses.pop(peer, None)
+    def reopen(self, job_ranks: Iterable[int]) -> None:
+        peers = [*job_ranks]
+        super().reopen(peers)
+        for peer in peers:
             self._processes.forget(peer)
-        for mapped in self.peer_blocks.drop_peers(job_ranks):
+        for mapped in self.peer_blocks.drop_peers(peers):
             self.mapped_concat.forget(mapped)
-        self.pool.forget_peers(job_ranks)
+        self.pool.forget_peers(peers)
 
     def announce_loss(self, lost: int) -> None:
-        if self._is_closed:
-            return
-        self._accept()
-        for connection in self._connections:
-            self._send(connection, Kind.LOST, lost)
+        if not self._is_closed:
+            self._accept()
+            super().announce_loss(lost)
 
     def leave(self) -> None:
         self._accept()
-        self._is_leaving = True
-        for connection in self._connections:
-            self._send(connection, Kind.GOODBYE)
+        super().leave()
 
     def forget(self) -> None:
         self._is_closed = True
@@ -405,13 +301,8 @@ class LocalTransport(Transport):
             connection.sock.close()
         self._listener.close()
 
-    def close(self) -> None:
-        """Waits for the goodbyes of all peers: nothing is in flight then. Raises `PeerLost`."""
-        try:
-            self._data_plane.wait_until(lambda: all(each.has_left for each in self._connections))
-            self.send_queue.finish()
-        finally:
-            self.release()
+    def _finish(self) -> None:
+        self.send_queue.finish()
 
     def release(self) -> None:
         if self._listener.fileno() < 0:
@@ -458,6 +349,3 @@ class PeerProcesses:
     def close(self) -> None:
         for peer in [*self._pidfds]:
             self.forget(peer)
-
-
-_Action = Callable[[LocalTransport, Connection, Message], None]

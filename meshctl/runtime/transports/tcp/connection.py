@@ -17,7 +17,7 @@ from itertools import islice
 import numpy
 from torch import Tensor
 
-from meshctl.runtime.transports.tcp.messages import HEAD, Head, Message
+from meshctl.runtime.transports.peers import HEAD, Message, PeerConnection
 
 LEAST_BYTES_PER_S = 1e9
 """The least rate at which sockets must take the memory of tensors. A slower network gets a copy, so that the
@@ -30,8 +30,9 @@ _MAX_CALLS = 8
 """System calls for one socket before the next one has its turn."""
 WAKE_BYTES = 1 << 20
 """Number of bytes of a large frame that must have arrived before the reading thread is woken."""
-MemoryFor = Callable[["Connection", Head], Tensor]
-"""Returns the memory into which the bytes of a message are received. Raises `ProtocolError`."""
+MemoryFor = Callable[["Connection", int, int, int], Tensor]
+"""(connection, kind, tag, bytes) -> the memory into which the body of a message is received. Raises
+`ProtocolError`."""
 
 
 class Backlog:
@@ -119,39 +120,24 @@ def copied(pieces: Iterable[memoryview], memory_for: Callable[[int], Tensor]) ->
     return memory
 
 
-class Connection:
-    """One connection to a peer."""
+class Connection(PeerConnection):
+    """One connection to a peer of another node."""
 
     def __init__(
         self, sock: socket.socket, memory_for: MemoryFor, job_rank: int = -1, generation: int = 0
     ) -> None:
-        """`job_rank` is the peer's; -1 until an accepted connection has introduced itself."""
-        self.sock, self.job_rank, self.generation = sock, job_rank, generation
-        self.is_outgoing = job_rank >= 0
-        """True if this process has opened it."""
-        self.has_left = False
-        """True if the peer has said goodbye."""
+        super().__init__(sock, job_rank, generation)
         self.backlog = Backlog(sock)
         self.out_of_band_sizes: list[int] = []
         """Bytes of the tensors that travel with the next frame."""
         self._memory_for = memory_for
         self._head_bytes = bytearray()
-        self._head = Head(0, 0, 0, 0)
+        self._head = 0, 0, 0
+        """Kind, generation and tag of the message that is being received."""
         self._memory: Tensor | None = None
         self._unfilled = memoryview(b"")
         """The part of `_memory` that is still to be received."""
         self._wake_bytes = 1
-
-    def drop_all(self) -> None:
-        """Ends the connection to a peer that has left. What is sent to it from now on is dropped."""
-        self.has_left = True
-        self.sock.close()
-
-    def push(self, head: Head, memory: memoryview | None = None) -> bool:
-        """Sends a message, from any thread, as far as one system call does it. Returns whether the caller has
-        to have the rest sent by `Backlog.drain`."""
-        pieces = [memoryview(HEAD.pack(*head))]
-        return self.backlog.push([*pieces, memory] if memory is not None and head.nbytes else pieces)
 
     def read(self, scratch: memoryview) -> Iterator[Message]:
         """Yields the messages that are complete with what has arrived. Raises `ProtocolError`, `OSError`, and
@@ -199,15 +185,16 @@ class Connection:
             yield from self._completed()
 
     def _begin(self) -> None:
-        self._head = Head(*HEAD.unpack(self._head_bytes))
+        kind, generation, tag, nbytes = HEAD.unpack(self._head_bytes)
         self._head_bytes.clear()
-        self._memory = self._memory_for(self, self._head)
+        self._head = kind, generation, tag
+        self._memory = self._memory_for(self, kind, tag, nbytes)
         self._unfilled = memoryview_of(self._memory)
 
     def _completed(self) -> Iterator[Message]:
         if self._memory is not None and not self._unfilled:
             memory, self._memory, self._unfilled = self._memory, None, memoryview(b"")
-            yield Message(self._head, memory)
+            yield Message(*self._head, memory)
 
 
 def memoryview_of(tensor: Tensor) -> memoryview:

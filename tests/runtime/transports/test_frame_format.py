@@ -81,19 +81,14 @@ def test_room_is_left_as_it_is_and_can_be_filled() -> None:
     assert unpack(memory)["a"].tolist() == [5, 5, 5] and unpack(memory)["b"].tolist() == [1, 1]
 
 
-def test_a_frame_of_bytes_is_the_same_frame() -> None:
-    value = [
-        real(),
-        torch.arange(6).view(2, 3).T,
-        torch.ones(3, 2)[:, 1],
-        torch.tensor(1 + 2j).conj(),
-        torch.empty(0),
-    ]
+def test_a_frame_as_bytes_or_in_pieces_is_the_same_frame() -> None:
+    value = [real(), torch.arange(6, dtype=torch.int16), torch.tensor(True), torch.empty(0), torch.ones(5, 3)]
     frame = Frame(value)
-    back, other = unpack(frame.inline()), unpack(pack(value))
-    assert len(frame.inline()) == frame.nbytes
-    for one, two, sent in zip(back, other, value, strict=True):
-        assert torch.equal(one, sent) and torch.equal(two, sent)
+    joined = b"".join(frame.pieces())
+    assert frame.is_plain and joined == bytes_of(pack(value)) and not Frame(torch.ones(5, 3).t()).is_plain
+    odd = [torch.arange(6).view(2, 3).T, torch.ones(3, 2)[:, 1], torch.tensor(1 + 2j).conj()]
+    for one, sent in zip(unpack(bytes_of(pack(value + odd))), value + odd, strict=True):
+        assert torch.equal(one, sent)
 
 
 def test_columns_that_share_their_offsets_share_them_when_they_come() -> None:
@@ -120,7 +115,9 @@ def test_counting_ids_need_no_bytes_where_columns_travel_out_of_band() -> None:
     batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
     frame = Frame(batch, out_of_band=lambda tensor: True)
     [column] = frame.out_of_band
-    back = unpack(frame.inline(), [column.view(torch.uint8)])
+    back = unpack(
+        bytes_of(frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8))), [column.view(torch.uint8)]
+    )
     assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
 
 
@@ -233,10 +230,6 @@ def test_what_is_nested_too_deep_is_refused_by_who_sends_it() -> None:
     circle.append(circle)
     with pytest.raises(FrameError, match="cannot be sent"):
         pack(circle)
-
-
-def test_bytes_of() -> None:
-    assert bytes_of(torch.tensor([1, 2, 255], dtype=torch.uint8)) == b"\x01\x02\xff"
 
 
 def test_an_out_of_band_tensor_is_found_again():

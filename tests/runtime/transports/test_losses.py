@@ -1,0 +1,741 @@
+"""Peers that leave, are stopped or die, over each transport; and peers on another node."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from meshctl.network.addresses import address_towards
+from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.routes import negotiation, sync_plan, weights
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import RouteContext, RouteSide
+from meshctl.runtime.routes.weights import WeightChannel
+from meshctl.runtime.transports.buffers.arena import GRAIN
+from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.context import Context
+from meshctl.runtime.transports.data_plane import DataPlane
+from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.transports.local.transport import LocalTransport
+from meshctl.runtime.transports.peers import Kind
+from meshctl.runtime.transports.tcp import sockets
+from meshctl.runtime.transports.tcp.transport import TcpTransport
+from meshctl.runtime.world import connect_all
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.mesh import DeviceMesh
+from meshctl.topology.modes import Dispatch, Route
+from tests.hang import HANG_S
+from tests.runtime.hostile_world import (
+    BACK,
+    KINDS,
+    SIZES,
+    TAG,
+    Impostor,
+    Worker,
+    World,
+    message,
+    pattern,
+    send_frame,
+)
+from tests.runtime.plans import call, plan
+
+pytestmark = pytest.mark.slow
+both = pytest.mark.parametrize("kind", KINDS)
+LARGE = torch.arange(1 << 20)
+"""8 MiB, which is more than the socket of a stopped receiver buffers."""
+
+
+# Ends
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(late: bool) -> None:
+    frames = 6
+
+    def consumer(worker: Worker) -> list[int]:
+        got = [int(worker.transport.receive(1, TAG).frame[0])]
+        worker.way.credit(1, TAG)  # stays unread: its end comes as a reset
+        worker.report("took one")
+        if late:
+            worker.receive()
+        got += [int(worker.transport.receive(1, TAG).frame[0]) for _ in range(frames - 1)]
+        with pytest.raises(PeerLost, match="job rank 1 has ended"):
+            worker.transport.receive(1, TAG)
+        worker.transport.close()
+        return got
+
+    def leaver(worker: Worker) -> None:
+        impostor = Impostor(worker.addresses[0])
+        for number in range(frames):
+            impostor.frame(TAG, bytes([number]))
+        assert impostor.receive()[0] == Kind.CREDIT
+        impostor.send(message(Kind.GOODBYE))
+        worker.receive()
+        os._exit(0)
+
+    with World(consumer, leaver, slots={TAG: frames}) as world:
+        assert world.receive(0) == "took one"
+        world.notify(1)
+        assert world.status(1) == 0
+        if late:
+            world.notify(0)
+        assert world.results(0) == [list(range(frames))]
+
+
+def test_a_peer_that_died_before_the_handshake_is_named() -> None:
+    def consumer(worker: Worker) -> None:
+        worker.receive()
+        late = DataPlane(Context(0))
+        LocalTransport(late, "token").connect({1: worker.addresses[1]})
+        late.receive(1, TAG)
+
+    with World(consumer, lambda worker: None) as world:
+        world.kill(1)
+        world.status(1)
+        world.notify(0)
+        assert world.ends(0)[:2] == ["PeerLost", "job rank 1 is gone"]
+
+
+@both
+def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(kind: str) -> None:
+    """The message belongs to the step in which a stream has ended."""
+
+    def leaver(worker: Worker) -> bool:
+        worker.transport.send(1, TAG, Frame("heard"))
+        worker.receive()
+        worker.transport.close()
+        return True
+
+    def sender(worker: Worker) -> bool:
+        assert worker.transport.receive_value(0, TAG) == "heard"
+        worker.report("heard")
+        worker.receive()
+        worker.transport.send(0, TAG, Frame("dropped"))
+        worker.transport.close()
+        return True
+
+    with World(leaver, sender, kind=kind) as world:
+        assert world.receive(1) == "heard"
+        world.notify(0)
+        assert world.is_silent(0, 0.2)
+        world.notify(1)
+        assert world.results() == [True, True]
+
+
+def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
+    """Its frame belongs to the step in which a stream has ended."""
+
+    def producer(worker: Worker) -> bool:
+        send_frame(worker, (1,), pattern(10, 0))
+        worker.report("sent")
+        worker.transport.close()
+        return True
+
+    def closer(worker: Worker) -> bool:
+        worker.receive()
+        worker.transport.close()
+        return True
+
+    with World(producer, closer) as world:
+        assert world.receive(0) == "sent"
+        world.notify(1)
+        assert world.results() == [True, True]
+
+
+@both
+@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_peer_that_has_left_without_reading_is_not_lost(
+    kind: str, is_connected: bool, has_left: bool
+) -> None:
+    """A rank that knows the end of a stream leaves while another one begins to tell it."""
+
+    def sender(worker: Worker) -> bool:
+        if is_connected:
+            send_frame(worker, (1,), pattern(10, 0))
+            worker.report("sent")
+        worker.receive()
+        send_frame(worker, (1,), pattern(10, 1))
+        worker.transport.close()
+        return True
+
+    def quitter(worker: Worker) -> None:
+        worker.receive()
+        os._exit(0)
+
+    with World(sender, quitter, has_left=lambda job_rank: has_left, kind=kind) as world:
+        if is_connected:
+            assert world.receive(0) == "sent"
+        world.notify(1)
+        assert world.status(1) == 0
+        world.notify(0)
+        if has_left:
+            assert world.results(0) == [True]
+        else:
+            name, text, _ = world.ends(0)
+            assert name == "PeerLost"
+            assert text.startswith(("job rank 1 is gone", "job rank 1 cannot be reached at 127.0.0.1:"))
+
+
+@both
+def test_a_waiting_peer_learns_which_peer_the_other_has_lost(kind: str) -> None:
+    """Job rank 2 waits for 1, which waits for 0. Only 1 is connected to 0."""
+
+    def dies(worker: Worker) -> None:
+        send_frame(worker, (1,), pattern(10, 0))
+        worker.receive()
+
+    def between(worker: Worker) -> None:
+        worker.transport.receive(0, TAG)
+        send_frame(worker, (2,), pattern(10, 0))
+        worker.report("given")
+        try:
+            worker.transport.receive(0, TAG)
+        except PeerLost as lost:
+            worker.transport.announce_loss(lost)
+            raise
+
+    def last(worker: Worker) -> None:
+        worker.transport.receive(1, BACK - 1)
+        worker.transport.receive(1, BACK)
+
+    with World(dies, between, last, route_of="lane {}".format, kind=kind) as world:
+        assert world.receive(1) == "given"
+        world.kill(0)
+        assert world.ends(1)[:2] == ["PeerLost", f"job rank 0 is gone, and `lane {TAG}` waits for it"]
+        assert world.ends(2)[:2] == [
+            "PeerLost",
+            f"job rank 0 is lost, as job rank 1 reported, and `lane {BACK}` waits for it",
+        ]
+
+
+@both
+def test_a_stopped_peer_goes_on(kind: str) -> None:
+    steps = 1000
+
+    def producer(worker: Worker) -> bool:
+        for step in range(steps):
+            send_frame(worker, (1,), pattern(SIZES[step % 8], step))
+            if step == 10:
+                worker.report("begun")
+        worker.transport.close()
+        return True
+
+    def consumer(worker: Worker) -> bool:
+        for step in range(steps):
+            frame = worker.transport.receive(0, TAG).frame
+            assert step % 50 or torch.equal(frame, pattern(SIZES[step % 8], step))
+        worker.transport.close()
+        return True
+
+    with World(producer, consumer, kind=kind) as world:
+        assert world.receive(0) == "begun"
+        for job_rank in (0, 1):
+            world.kill(job_rank, signal.SIGSTOP)
+            time.sleep(0.2)
+            world.kill(job_rank, signal.SIGCONT)
+        assert world.results() == [True, True]
+
+
+# Deaths
+
+
+@both
+@pytest.mark.parametrize("size", [1, len(LARGE)], ids=["small", "large"])
+def test_a_producer_that_is_killed_is_named_though_its_data_loader_lives_on(kind: str, size: int) -> None:
+    def producer(worker: Worker) -> None:
+        worker.transport.send(1, TAG, Frame(LARGE[:size]))
+        if not os.fork():
+            worker.receive()
+            os._exit(0)
+        while True:
+            worker.transport.send(1, TAG, Frame(LARGE[:size]))
+
+    def consumer(worker: Worker) -> None:
+        worker.transport.receive(0, TAG)
+        worker.report("took one")
+        while True:
+            worker.transport.receive(0, TAG)
+
+    with World(producer, consumer, kind=kind) as world:
+        assert world.receive(1) == "took one"
+        world.kill(0)
+        assert world.ends(1)[:2] == ["PeerLost", "job rank 0 is gone"]
+
+
+@both
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["killed", "stopped, then killed"])
+def test_a_consumer_that_is_killed_is_named(kind: str, is_stopped: bool) -> None:
+    """Also in a producer that waits for a slot while most of a frame is in transit."""
+
+    def producer(worker: Worker) -> None:
+        worker.transport.send(1, TAG, Frame(0))
+        worker.receive()
+        for number in range(2):
+            worker.transport.send(1, TAG, Frame([number, LARGE]))
+        worker.report("sent")
+        worker.transport.send(1, TAG, Frame(3))
+
+    def consumer(worker: Worker) -> None:
+        worker.transport.receive(0, TAG)
+        worker.report("taken")
+        worker.receive()
+
+    with World(producer, consumer, kind=kind) as world:
+        assert world.receive(1) == "taken"
+        if is_stopped:
+            world.kill(1, signal.SIGSTOP)
+        world.notify(0)
+        assert world.receive(0) == "sent"
+        world.kill(1)
+        assert world.ends(0)[:2] == ["PeerLost", "job rank 1 is gone"]
+
+
+def dies_after(worker: Worker, messages: int) -> None:
+    """Kills this process between two messages, after it has sent or received this many."""
+    way, left = worker.way, [messages]
+    push, dispatch = way.send_queue.push, way.dispatch
+
+    def count() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def sent(*args: object) -> None:
+        count()
+        push(*args)
+
+    def dispatched(*args: object) -> None:
+        dispatch(*args)
+        count()
+
+    way.send_queue.push, way.dispatch = sent, dispatched
+
+
+def batch_of(rank: int, is_large: bool) -> Batch:
+    """Returns a small batch, or one that is so large and uneven that both producers write every part into a
+    shared frame."""
+    ids = torch.arange(rank * 16, rank * 16 + 16)
+    if not is_large:
+        return Batch({"tokens": torch.full((16, 4), rank)}, ids=ids)
+    lengths = [500 + 1000 * ((7 * row + rank) % 5) for row in range(16)]
+    return Batch({"tokens": Ragged.of([torch.full((length,), length) for length in lengths])}, ids=ids)
+
+
+def at_work(job_rank: int, victim: int, messages: int, steps: int) -> Callable[[Worker], int]:
+    """A worker of a route from job ranks 0 and 1 to 2 and 3. The victim dies after some messages, or some
+    steps, and workers that lose a peer end too."""
+
+    def run(worker: Worker) -> None:
+        mesh, dispatch = DeviceMesh.from_sizes(dp_size=2), Dispatch(balance="tokens" if messages else "")
+        sides = RouteSide(mesh, 0, group="a"), RouteSide(mesh, 2, group="b")
+        channel = Channel(
+            RouteContext(Route("a -> b", "a", "b", dispatch=dispatch), *sides, worker.transport)
+        )
+        for step in range(10_000):
+            if job_rank == victim and step == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if job_rank < 2:
+                channel.send(batch_of(job_rank, bool(messages)), step, 16)
+            elif tokens := channel.receive(step).value["tokens"] if messages else None:
+                assert all(len(row) == int(row[0]) == int(row[-1]) for row in tokens.rows())
+            else:
+                assert bool((channel.receive(step).value["tokens"] == job_rank - 2).all())
+
+    def work(worker: Worker) -> int:
+        if job_rank == victim and messages:
+            dies_after(worker, messages)
+        try:
+            run(worker)
+        except PeerLost as lost:
+            worker.report(["PeerLost", str(lost), time.monotonic()])
+            os._exit(1)
+        return 0
+
+    return work
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3], ids=["leader", "writer", "consumer", "other consumer"])
+@pytest.mark.parametrize(
+    "seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.slow_suite) for seed in (1, 2, 4, 5))]
+)
+def test_a_death_between_any_two_messages_ends_all_who_wait(victim: int, seed: int) -> None:
+    messages = 1 + random.Random(100 * victim + seed).randrange(seed * 8, seed * 8 + 8)
+    with World(*[at_work(job_rank, victim, messages, -1) for job_rank in range(4)]) as world:
+        assert world.status(victim) == -signal.SIGKILL
+        ends = {job_rank: world.ends(job_rank) for job_rank in range(4) if job_rank != victim}
+        ended = {victim: 0.0, **{job_rank: when for job_rank, (_, _, when) in ends.items()}}
+        for job_rank, (name, text, when) in ends.items():
+            assert name == "PeerLost" and text.endswith(" is gone"), (messages, ends)
+            named = int(text.split()[2])  # who does not wait for the victim itself hears of one that did
+            assert ended[named] < when and named != job_rank, (messages, ends)
+        assert f"job rank {victim} is gone" in [text for _, text, _ in ends.values()]
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_death_between_steps_ends_all_who_wait(victim: int, steps: int) -> None:
+    with World(*[at_work(job_rank, victim, 0, steps) for job_rank in range(4)]) as world:
+        assert world.status(victim) == -signal.SIGKILL
+        for job_rank in set(range(4)) - {victim}:
+            name, text, _ = world.ends(job_rank)
+            assert name == "PeerLost" and text.endswith(" is gone")
+
+
+# Generations
+
+
+OWN, A, B = range(3)
+GROUPS = {OWN: "own", A: "a", B: "b"}
+Make = Callable[..., tuple[DataPlane, Any]]
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """`make(job_rank, a=1)` returns a data plane and its transport; group `a` has generation 1."""
+    made: list[DataPlane] = []
+
+    def one(job_rank: int, a: int = 0) -> tuple[DataPlane, Any]:
+        made.append(DataPlane(Context(job_rank, group_of=GROUPS.__getitem__, generations={"a": a})))
+        return made[-1], KINDS[request.param](made[-1], "token")
+
+    yield one
+    for plane in made:
+        plane.release()
+
+
+def connect(*transports: Any) -> None:
+    """Connects data planes. The job rank of each is its index."""
+    for transport in transports:
+        transport.connect({rank: other.address for rank, other in enumerate(transports)})
+
+
+def loss_of(plane: DataPlane, peer: int = A) -> str:
+    with pytest.raises(PeerLost) as lost:
+        plane.receive_value(peer, TAG)
+    return str(lost.value)
+
+
+def test_a_loss_concerns_one_group_and_the_next_generation_is_accepted_and_the_older_one_refused(
+    make: Make,
+) -> None:
+    (own, first), (a, second), (b, third) = make(OWN), make(A), make(B)
+    connect(first, second, third)
+    for plane in (a, b):
+        plane.send(OWN, TAG, Frame("before"))
+    assert own.receive_value(A, TAG) == "before"
+    a.send(OWN, TAG, Frame("never taken"))
+    a.release()
+    while not own.losses:
+        own.poll(0.01)
+    assert own.receive_value(B, TAG) == "before"
+    b.send(OWN, TAG, Frame("kept"))
+    assert own.receive_value(B, TAG) == "kept"
+    own.reopen("a", 1)
+    with pytest.raises(ValueError, match="not newer"):
+        own.reopen("a", 1)
+    (stale, late), (next_a, new) = make(A), make(A, a=1)
+    connect(first, new, third)
+    late.connect({OWN: first.address})
+    stale.send(OWN, TAG, Frame("of the older generation"))
+    next_a.send(OWN, TAG, Frame("after"))
+    assert own.receive_value(A, TAG) == "after"
+    own.send(A, TAG, Frame("back"))
+    assert next_a.receive_value(OWN, TAG) == "back"
+    b.send(OWN, TAG, Frame("still there"))
+    assert own.receive_value(B, TAG) == "still there"
+    assert not own.losses and not own.queued(A, TAG)
+    next_a.release()
+    assert [loss_of(own), loss_of(own)] == ["job rank 1 is gone"] * 2, "the loss is sticky"
+
+
+def test_a_loss_that_a_peer_announces_ends_waits_for_that_peer_too(make: Make) -> None:
+    (own, first), (_, second), (b, third) = make(OWN), make(A), make(B)
+    connect(first, second, third)
+    b.send(OWN, TAG, Frame("first"))
+    assert own.receive_value(B, TAG) == "first"
+    b.announce_loss(PeerLost("job rank 1 is gone", A))
+    for peer in (A, B):
+        assert loss_of(own, peer) == "job rank 1 is lost, as job rank 2 reported"
+
+
+def test_leased_buffers_of_a_replaced_peer_come_back() -> None:
+    planes = [DataPlane(Context(rank, group_of=GROUPS.__getitem__)) for rank in (OWN, A)]
+    transports = [LocalTransport(plane, "token") for plane in planes]
+    connect(*transports)
+    lease = planes[OWN].lease((A,), TAG, 1 << 17)
+    planes[OWN].deliver(lease)
+    del lease
+    arena = transports[OWN].pool.arena
+    assert (arena.stats().blocks, arena.stats().free) == (1, 0)
+    planes[OWN].reopen("a", 1)
+    assert (arena.stats().blocks, arena.stats().free) == (1, 1)
+    for plane in planes:
+        plane.release()
+
+
+# Weights
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
+    monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """Two producers with a lag, which may be ahead by more frames than a tag has slots at first. With
+    `early`, one sends before the consumer knows the number of buckets."""
+    monkeypatch.setattr(weights, "MAX_BUCKET_BYTES", GRAIN)
+    monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
+    held = {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)}
+    lag, steps = 1, 5
+
+    def channel_of(worker: Worker) -> WeightChannel:
+        sides = RouteSide(DeviceMesh.from_sizes(dp_size=2), 0), RouteSide(DeviceMesh.from_sizes(), 2)
+        context = RouteContext(Route("s", "s", "s", kind="weights"), *sides, worker.transport)
+        if worker.job_rank == 2:
+            return WeightChannel(context, None, lambda: {}, lag=lag)
+        return WeightChannel(context, lambda: held, None, lag=lag)
+
+    def producer(worker: Worker) -> bool:
+        channel = channel_of(worker)
+        if worker.job_rank == 0 and early:  # announces the buckets to the consumer; the other one continues
+            send = negotiation._send
+            monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.receive(), send(*words)))
+        channel.open(0)
+        for step in range(steps):
+            channel.send({name: tensor + step for name, tensor in held.items()}, step)
+            if step == lag:
+                worker.report("ahead")
+        worker.transport.close()
+        return True
+
+    def consumer(worker: Worker) -> bool:
+        channel = channel_of(worker)
+        channel.open(0)
+        worker.receive()
+        worker.poll()
+        for step in range(steps):
+            channel.send(None, step)
+            while channel.due(step + lag * (step == steps - 1)):
+                received = channel.receive(step)
+                for name, tensor in received.value:
+                    assert torch.equal(tensor, held[name] + received.sent_step)
+        worker.transport.close()
+        return True
+
+    with World(producer, producer, consumer) as world:
+        if early:
+            assert world.receive(1) == "ahead"
+            time.sleep(0.2)
+            world.notify(0)
+        world.notify(2)
+        assert world.results(2) == [True]
+
+
+# Sockets between nodes
+
+
+def test_the_address_is_that_of_the_way_to_the_head_and_a_peer_that_cannot_be_reached_is_named() -> None:
+    assert address_towards("127.0.0.1", 1) == "127.0.0.1"
+    with suppress(OSError):  # a machine may have no IPv6 at all
+        assert address_towards("[::1]", 1) == "::1"
+    plane = DataPlane(Context(0, name_of="group:{}".format))
+    with socket.socket() as deaf:  # it is bound, so that nobody else takes the port
+        deaf.bind(("127.0.0.1", 0))
+        _, port = deaf.getsockname()
+        way = TcpTransport(plane, "token")
+        way.connect({1: f"127.0.0.1 {port}"})
+        assert way.address == f"127.0.0.1 {way._listener.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=f"group:1 cannot be reached at 127.0.0.1:{port}: .*refused"):
+            plane.send(1, TAG, Frame(0))
+    plane.release()
+
+
+def test_a_stopped_consumer_between_nodes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel still answers. The limit for a hang is decided elsewhere."""
+    monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
+    plane = DataPlane(Context(0))
+    way = TcpTransport(plane, "token")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        way.connect({1: "{} {}".format(*listener.getsockname())})
+        plane.send(1, TAG, Frame([1, LARGE]))
+        peer, _ = listener.accept()
+        waiting = threading.Thread(target=lambda: plane.wait_until(lambda: bool(plane.losses)), daemon=True)
+        waiting.start()
+        waiting.join(4)
+        assert waiting.is_alive() and way.is_sending
+        peer.close()
+        with suppress(PeerLost):
+            waiting.join(HANG_S)
+    plane.release()
+
+
+def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel no longer adapts a buffer whose size was set."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = sockets.connected(*listener.getsockname())
+    before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    monkeypatch.setattr(sockets, "NEAR_US", -1)
+    sockets.keep_in_cache(sock)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
+    monkeypatch.setattr(sockets, "NEAR_US", 10**9)
+    sockets.keep_in_cache(sock)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * sockets.NEAR_BYTES < before
+    sock.close()
+
+
+# Two nodes
+
+
+CLONE_NEWNET = 0x40000000
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
+    names = (f"meshctl-{os.getpid()}-1", f"meshctl-{os.getpid()}-2")
+    if os.getuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and iproute2")
+    try:
+        try:
+            ip("netns", "add", names[0])
+            ip("netns", "add", names[1])
+            ip(
+                "-n",
+                names[0],
+                *["link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns"],
+                names[1],
+            )
+            for number, name in enumerate(names, 1):
+                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+                ip("-n", name, "link", "set", "cable", "up")
+                ip("-n", name, "link", "set", "lo", "up")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def enter(node: str) -> None:
+    """Moves this thread, and the sockets that it opens from now on, into a network namespace."""
+    with open(f"/run/netns/{node}") as file:
+        assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
+
+
+def forked(node: str, work: Callable[[], str]) -> tuple[int, socket.socket]:
+    """Starts a process on a node, which reports the result of `work`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if not pid:
+        try:
+            torch.set_num_threads(1)  # the threads of torch do not exist in a fork
+            enter(node)
+            theirs.send(work().encode())
+        except BaseException as error:
+            theirs.send(repr(error).encode())
+        os._exit(0)
+    theirs.close()
+    ours.settimeout(HANG_S)
+    return pid, ours
+
+
+JOB = plan(
+    {"a": 1, "b": 1},
+    {"source": ("a", {}), "echo": ("b", {})},
+    [call("s", "source.next", samples=2), call("t", "echo.take", "s")],
+)
+
+
+TWO_NODES = replace(
+    JOB,
+    cluster=Cluster.of(2, npu=1),
+    groups=tuple(
+        replace(group, device_type="npu", devices=((node, node + 1),))
+        for node, group in enumerate(JOB.groups)
+    ),
+)
+
+
+KEPT: list[TCPStore] = []
+"""Keeps stores alive, because a store without a reference is closed."""
+
+
+def reached(job_rank: int) -> DataPlane:
+    """Returns the transport of a worker that knows only the address of the head."""
+    if job_rank == 0:
+        listener = socket.create_server(("10.77.0.1", 29777))
+        store = TCPStore(
+            "10.77.0.1", 29777, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    else:
+        store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=HANG_S))
+    KEPT.append(store)
+    return connect_all(TWO_NODES, job_rank, PrefixStore("run/0", store))
+
+
+def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
+    nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "SILENCE_S", 2.0)
+    ready, wake = socket.socketpair()
+
+    def gives() -> str:
+        transport = reached(0)
+        transport.send(1, TAG, Frame(LARGE))
+        way = transport.transport_to(1)
+        assert isinstance(way, TcpTransport)
+        transport.receive_value(1, 3)
+        wake.send(b"!")
+        wake.recv(1)
+        transport.send(1, TAG, Frame(LARGE))  # to a node that is not there any more
+        return f"{way.address.split()[0]}: {loss_of(transport, 1)}"
+
+    def takes() -> str:
+        transport = reached(1)
+        way = transport.transport_to(0)
+        assert isinstance(way, TcpTransport)
+        assert torch.equal(transport.receive_value(0, TAG), LARGE)
+        transport.send(0, 3, Frame("thanks"))
+        return f"{way.address.split()[0]}: {loss_of(transport, 0)}"
+
+    pids, pipes = zip(
+        *(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True
+    )
+    try:
+        ready.settimeout(HANG_S)
+        ready.recv(1)
+        ip("-n", nodes[1], "link", "set", "cable", "down")
+        ready.send(b"!")
+        answers = [pipe.recv(1000).decode() for pipe in pipes]
+        for pipe in (*pipes, ready, wake):
+            pipe.close()
+        for text, who in zip(answers, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
+            assert text in (
+                f"{who} has not answered for 2 s, and `s -> t` waits for it",
+                f"{who} is gone, and `s -> t` waits for it",
+            )
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
