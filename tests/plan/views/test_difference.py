@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from meshctl.plan.model import as_data
-from meshctl.plan.views.difference import Change, Fact, difference, merged
+from meshctl.plan.views.difference import Change, Fact, difference
 from meshctl.plan.views.topology import Topology, Warning, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
-from meshctl.topology.modes import Dispatch
-from meshctl.view.pictures.text.diff import draw
-from tests.plan.jobs import DeviceType, of_types
 from tests.view.pictures.plans import call, component, group, plan, sync
 
 GB = 1_000_000_000
 
 
-def job(ranks: int = 4, nodes: int = 1, types: Sequence[DeviceType] = (), **sizes: int) -> Topology:
+def job(ranks: int = 4, nodes: int = 1) -> Topology:
     """Returns a plan of a sampler and an actor on nodes of eight devices."""
     rollout, train = group("rollout", "cuda", 4, (0, 4)), group("train", "cuda", ranks, (4, 4 + ranks))
     components = [
         component("sampler", rollout, dp_size=4),
-        component("actor", train, **(sizes or {"fsdp_size": ranks})),
+        component("actor", train, fsdp_size=ranks),
     ]
     stages = [
         call("rollouts", "sampler.sample", samples=64, sample_bytes=1000),
         call("metrics", "actor.update", "rollouts", collect="mean"),
         sync("publish", "actor", "sampler"),
     ]
-    made = plan("job", Cluster.of(nodes, cuda=8), [rollout, train], components, stages)
-    return topology(of_types(made, types) if types else made)
+    return topology(plan("job", Cluster.of(nodes, cuda=8), [rollout, train], components, stages))
 
 
 def facts(change: Change) -> dict[str, tuple[Any, Any]]:
@@ -59,7 +50,6 @@ def test_a_larger_group() -> None:
     }
     assert facts(changes["components", "actor"]) == {
         "layout": ("fsdp 4", "fsdp 8"),
-        "size fsdp": (4, 8),
         "data ranks": (4, 8),
         "reach fsdp": ("inside", "all"),
     }
@@ -71,12 +61,6 @@ def test_a_larger_group() -> None:
     weights = facts(changes["weights", "publish"])
     assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the producer"] == ("fsdp 4", "fsdp 8")
     assert len(changes) == 5
-
-
-@pytest.mark.parametrize("types", [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")])
-def test_more_nodes_where_an_end_is_on_the_cpu(types: Sequence[DeviceType]) -> None:
-    changes = found(job(types=types), job(nodes=2, types=types))
-    assert facts(changes["weights", "publish"]) == {"over": ("node", "nodes")}
 
 
 def test_what_is_new_and_what_is_gone() -> None:
@@ -113,28 +97,6 @@ def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
     ]
 
 
-def test_parts_fact_by_fact() -> None:
-    before = job()
-    data, weights = before.routes
-    shared = replace(data, dispatch=Dispatch("all", "tokens", equal_counts=True), bytes=5, producers=1)
-    first, second, publish = before.stages
-    stages = (replace(first, every=2, when="end", samples=0), second, replace(publish, checksum=False))
-    components = (before.components[0], replace(before.components[1], group="rollout"))
-    changes = found(before, replace(before, components=components, routes=(shared, weights), stages=stages))
-    assert {key: facts(change) for key, change in changes.items()} == {
-        ("components", "actor"): {"group": ("train", "rollout")},
-        ("stages", "rollouts"): {"samples": (64, 0), "every": (1, 2), "when": ("", "end")},
-        ("stages", "publish"): {"checksum": (None, "no")},
-        ("routes", "rollouts -> metrics"): {
-            "ranks": ((4, 4), (1, 4)),
-            "dispatch": ("slice_dp", "all"),
-            "balance": ("", "tokens"),
-            "equal counts": ("no", "yes"),
-            "bytes a step": (64000, 5),
-        },
-    }
-
-
 def test_warnings_that_vanish_and_appear() -> None:
     idle, crosses = Warning("MC320", "idle", "a:1:1", ""), Warning("MC420", "crosses", "", "")
     before = replace(job(), warnings=(idle,))
@@ -155,17 +117,6 @@ def test_it_is_plain_data() -> None:
         "after": 12,
         "dim": "",
     }
-
-
-@given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.lists(st.sampled_from("abcdefgh"), unique=True))
-def test_merged_has_all_of_both_in_the_order_of_what_there_is_now(
-    before: list[str], after: list[str]
-) -> None:
-    both = merged(before, after)
-    assert sorted(both) == sorted({*before, *after})
-    assert [name for name in both if name in after] == after
-    gone = [name for name in before if name not in after]
-    assert set(before) & set(after) or [name for name in both if name not in after] == gone
 
 
 def with_memory(actor: ComponentMemory, limit: int = 0) -> Topology:
@@ -193,19 +144,3 @@ def test_memory() -> None:
         "device memory": (80 * GB, 40 * GB),
     }
     assert not found(with_memory(trained), with_memory(trained))
-    unknown = ComponentMemory("actor", unknown="its config is not on this machine")
-    [change] = found(with_memory(trained), with_memory(unknown)).values()
-    assert facts(change)["unknown"] == (None, "its config is not on this machine")
-
-
-def test_text_of_memory() -> None:
-    before = with_memory(ComponentMemory("actor", 4 * GB, 4 * GB, 8 * GB), 80 * GB)
-    drawn = draw(difference(before, with_memory(ComponentMemory("actor", 4 * GB, sync=GB))))
-    assert drawn.splitlines()[2:] == [
-        "memory on each rank",
-        "  ~ actor  16 GB -> 5 GB, gradients 4 GB -> none, optimizer 8 GB -> none,",
-        "           sync none -> 1 GB",
-        "",
-        "memory on each device",
-        "  - train  16 GB",
-    ]

@@ -12,14 +12,11 @@ components
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import get_args
 
 from meshctl.plan.views.difference import BYTES, Change, Difference, Fact, Subject, Value
-from meshctl.topology.mesh import DIMS
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER
-from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
 from meshctl.view.pictures.text.grid import REACHES
 from meshctl.view.pictures.text.picture import MIN_WIDTH
 from meshctl.view.pictures.text.styled import Line, joined, printed, styled, wrapped
@@ -44,16 +41,22 @@ def draw(difference: Difference, width: int = 80, color: bool = False, lines: in
 
 
 def pictured(difference: Difference, width: int, lines: int) -> list[Line]:
-    sections = [
-        _section(HEADINGS.get(subject, subject), found, width)
-        for subject in get_args(Subject)
-        if (found := difference.of(subject))
-    ]
-    if sections:
-        return fitted(title(difference, width), sections, lambda bodies: (), lines)
-    if difference.digests[0] == difference.digests[1]:
-        return [Line("no difference")]
-    return [Line("no difference in the topology; arguments, seed or run settings differ")]
+    """Returns at most `lines` lines: the changes by subject, each with all of its facts."""
+    if not difference.changes:
+        is_same = difference.digests[0] == difference.digests[1]
+        more = "" if is_same else " in the topology; arguments, seed or run settings differ"
+        return [Line(f"no difference{more}")]
+    made, left = [title(difference, width)], 0
+    for subject in get_args(Subject):
+        heads = [Line(), Line(styled(HEADINGS.get(subject, subject), "bold"))]
+        for block in _blocks(difference.of(subject), width):
+            if left or len(made) + len(heads) + len(block) >= lines:
+                left += 1
+            else:
+                made += [*heads, *block]
+                heads = []
+    more = f"... and {count(left, 'more change')}: --format json"
+    return [*made, Line(styled(more, "faint"))] if left else made
 
 
 def title(difference: Difference, width: int) -> Line:
@@ -68,37 +71,17 @@ def title(difference: Difference, width: int) -> Line:
     return Line(text.padded(space), digests) if text.width + 2 <= space else text.fit(width)
 
 
-def _section(heading: str, changes: Sequence[Change], width: int) -> Section:
-    levels = (
-        Level(0, partial(_in_full, changes, width), len(changes)),
-        Level(50, partial(_in_lines, changes, width)),
-    )
-    return Section(heading, levels, lambda left: f"... and {count(left, 'more change')}: --format json")
-
-
-def _in_full(changes: Sequence[Change], width: int) -> list[Line]:
-    """Returns each change with all of its facts."""
-    made: list[Line] = []
-    for change, head in zip(changes, _heads(changes), strict=True):
-        space = width - head.width
-        first, *rest = wrapped(list(_pieces(_facts(change), space)), space, " ") or [Line()]
-        made += [Line(head, first), *(Line(" " * head.width, each) for each in rest)]
-    return made
-
-
-def _in_lines(changes: Sequence[Change], width: int) -> list[Line]:
-    heads = zip(changes, _heads(changes), strict=True)
-    return [Line(head, joined(_facts(change))).clip(width) for change, head in heads]
-
-
-def _heads(changes: Sequence[Change]) -> Iterator[Line]:
-    """Yields the sign and the name of each change."""
-    wide = min(MAX_NAME, max(Line(change.name).width for change in changes))
+def _blocks(changes: Sequence[Change], width: int) -> Iterator[list[Line]]:
+    """Yields the lines of each change: its sign, its name and its facts."""
+    wide = min(MAX_NAME, max((Line(change.name).width for change in changes), default=0))
     for change in changes:
         style = "bold" if change.mark == "changed" else change.mark
         name = Line(styled(change.name, "warning" if change.subject == "warnings" else style))
-        gap = "  " if wide else ""
-        yield Line("  ", styled(SIGNS[change.mark], change.mark), " ", name.fit(wide).padded(wide), gap)
+        sign = styled(SIGNS[change.mark], change.mark)
+        head = Line("  ", sign, " ", name.fit(wide).padded(wide), "  " if wide else "")
+        space = width - head.width
+        first, *rest = wrapped(list(_pieces(_facts(change), space)), space, " ") or [Line()]
+        yield [Line(head, first), *(Line(" " * head.width, each) for each in rest)]
 
 
 def _pieces(facts: Sequence[Line], space: int) -> Iterator[Line]:
@@ -118,14 +101,9 @@ def _pieces(facts: Sequence[Line], space: int) -> Iterator[Line]:
 
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
-        has_layout = any(fact.what == "layout" for fact in change.facts)
-        return [_changed(fact) for fact in change.facts if not (has_layout and _is_in_layout(fact))]
+        return [_changed(fact) for fact in change.facts]
     values = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
     return [Line(_fact(fact.what, value)) for fact, value in zip(change.facts, values, strict=True)]
-
-
-def _is_in_layout(fact: Fact) -> bool:
-    return fact.what == "order of dims" or (fact.what == "size" and fact.dim in DIMS)
 
 
 def _fact(what: str, value: Value) -> str:

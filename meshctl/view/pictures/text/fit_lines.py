@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import product
 
 from meshctl.dataclass import dataclass
 from meshctl.view.pictures.text.styled import Line, styled
 
-NOT_SPACED_COST, NO_LEGEND_COST = 12, 6
-"""The costs of a picture without empty lines between the sections, and of one without a legend. They are
-added to the costs of the levels."""
+GAPS_COST = 30
+"""The value of the empty lines between sections."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +17,7 @@ class Level:
     """One level of detail of a section."""
 
     cost: int
-    """The value of the details that this level leaves out."""
+    """The value of the details that this level leaves out, beside those of the level before it."""
     draw: Callable[[], list[Line]]
     least: int = 0
     """A lower bound of the number of its lines. A level whose lower bound does not fit is not drawn."""
@@ -37,11 +35,6 @@ class Section:
     more: Callable[[int], str]
     """Returns the text of the last line, given the number of lines that are left out."""
 
-    def level_for(self, space: int) -> Level:
-        """Returns the most detailed level that fits, or the shortest one."""
-        short = (each for each in self.levels if each.least <= space and len(each.lines) <= space)
-        return next(short, self.levels[-1])
-
     def shortened(self, lines: list[Line], space: int) -> list[Line]:
         if len(lines) <= space:
             return lines
@@ -56,43 +49,43 @@ Foot = Callable[[Sequence[Sequence[Line]]], Sequence[Line]]
 def fitted(head: Line, sections: Sequence[Section], foot: Foot, lines: int) -> list[Line]:
     """Returns head, sections and foot in at most `lines` lines.
 
-    Of all combinations of levels that fit, the one with the least cost is chosen. If not even the shortest
-    levels fit, each section has an even share of the lines; lines that a short section does not need go to
-    the others.
+    As long as they do not fit, the section whose next level leaves out the least gets that level, or the
+    empty lines between sections are left out. If not even the shortest levels fit, each section has an even
+    share of the lines; lines that a short section does not need go to the others.
     """
-    space = lines - 1 - len(sections)
-    levels = product(*([each for each in section.levels if each.least <= space] for section in sections))
-    choices = product((True, False), (True, False), levels)
-    for is_spaced, has_foot, chosen in sorted(choices, key=_cost):
-        bodies = [level.lines for level in chosen]
-        foot_lines = foot(bodies) if has_foot else ()
-        gaps = is_spaced * (len(sections) + bool(foot_lines))
-        if sum(map(len, bodies)) + gaps + len(foot_lines) <= space:
-            return _joined(head, sections, bodies, foot_lines, is_spaced)
-    bodies = [section.level_for(space // len(sections)).lines for section in sections]
-    each = zip(sections, bodies, shares(list(map(len, bodies)), space), strict=True)
-    bodies = [section.shortened(body, share) for section, body, share in each]
-    return _joined(head, sections, bodies, (), is_spaced=False)[:lines]
+    left = [[each for each in one.levels if each.least <= lines] or [one.levels[-1]] for one in sections]
+    gap = [Line()]
+    while True:
+        bodies = [levels[0].lines for levels in left]
+        whole = _joined(head, sections, bodies, foot(bodies), gap)
+        if len(whole) <= lines:
+            return whole
+        further = min((levels for levels in left if len(levels) > 1), key=_next_cost, default=None)
+        if gap and (further is None or _next_cost(further) > GAPS_COST):
+            gap = []
+        elif further is not None:
+            del further[0]
+        else:
+            break
+    each = zip(sections, bodies, shares(list(map(len, bodies)), lines - 1 - len(sections)), strict=True)
+    return _joined(head, sections, [section.shortened(body, share) for section, body, share in each])[:lines]
 
 
-def _cost(choice: tuple[bool, bool, tuple[Level, ...]]) -> int:
-    is_spaced, has_foot, levels = choice
-    loss = NOT_SPACED_COST * (not is_spaced) + NO_LEGEND_COST * (not has_foot)
-    return loss + sum(level.cost for level in levels)
+def _next_cost(levels: Sequence[Level]) -> int:
+    return levels[1].cost
 
 
 def _joined(
     head: Line,
     sections: Sequence[Section],
     bodies: Sequence[Sequence[Line]],
-    foot: Sequence[Line],
-    is_spaced: bool,
+    foot: Sequence[Line] = (),
+    gap: Sequence[Line] = (),
 ) -> list[Line]:
-    gap = [Line()] if is_spaced else []
     made = [head]
     for section, body in zip(sections, bodies, strict=True):
         made += [*gap, Line(styled(section.heading, "bold")), *body]
-    return [*made, *(gap if foot else []), *foot]
+    return [*made, *(gap if foot else ()), *foot]
 
 
 def shares(wanted: Sequence[int], space: int) -> list[int]:

@@ -21,10 +21,10 @@ from meshctl.plan.views.topology import PlacedComponent, PlacedGroup
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.stage_split import bubble
 from meshctl.view.formatting import count
-from meshctl.view.pictures.text.grid import NodeOf, grid, node_of, process_groups, reach
+from meshctl.view.pictures.text.grid import NodeOf, grid, node_of, process_groups
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.placement import nodes_label
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, styled, wrapped
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, styled
 
 MANY_ROWS = 8
 """From this limit of rows on, a complete grid above the table is preferred to a shortened grid beside it."""
@@ -47,10 +47,6 @@ class Groups:
     def with_meshes(self, rows: int) -> list[Line]:
         """Returns all details, with grids of at most `rows` rows."""
         return self._under(partial(self._mesh, rows))
-
-    def in_short(self) -> list[Line]:
-        """Returns the groups and components, with the process groups in a line or two."""
-        return self._under(self._briefly)
 
     def in_lines(self) -> list[Line]:
         """Returns a line for each group and component."""
@@ -126,14 +122,6 @@ class Groups:
         adjacent = draw(width - TABLE_GAP - max(row.width for row in table), max(rows, len(table) - 1))
         prefers_below = rows >= MANY_ROWS and _is_shortened(adjacent) and not _is_shortened(below)
         return side_by_side(adjacent, table) if adjacent and not prefers_below else below + table
-
-    def _briefly(self, group: PlacedGroup, component: PlacedComponent) -> list[Line]:
-        """Returns the process groups of each dim: `fsdp 2 x 2 inside  tp 2 x 2 inside`."""
-        words = [
-            Line(styled(each.dim, "bold"), f" {each.count} x {each.size} ", reach(each))
-            for each in component.process_groups
-        ]
-        return wrapped(words, self.width - len(DETAIL_INDENT))
 
 
 def bubble_of(mesh: DeviceMesh) -> list[Line]:

@@ -76,7 +76,7 @@ def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]
 def _placement(topology: Topology, marks: Marks, width: int) -> Section:
     levels = (
         Level(0, partial(_placed, placement.in_boxes, topology, marks, width), 2 * len(topology.nodes)),
-        Level(30, partial(_placed, placement.in_lines, topology, marks, width)),
+        Level(50, partial(_placed, placement.in_lines, topology, marks, width)),
     )
     return Section(
         "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
@@ -93,12 +93,7 @@ def _placed(
 def _groups(topology: Topology, groups: Groups) -> Section:
     least = len(topology.groups) + len(topology.components)
     grids = (Level(cost, partial(groups.with_meshes, rows), least) for rows, cost in GRID_ROWS_COST.items())
-    levels = (
-        *grids,
-        Level(60, groups.in_short, least),
-        Level(80, groups.in_lines, least),
-        Level(100, groups.components_alone),
-    )
+    levels = (*grids, Level(80, groups.in_lines, least), Level(100, groups.components_alone))
     return Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
 
 
@@ -114,8 +109,7 @@ def _pipeline(shown: Pipeline, width: int) -> Section:
     least = len(shown.stages) + len(shown.routes)
     levels = (
         Level(0, partial(pipeline.in_full, shown, width), least),
-        Level(26, partial(pipeline.in_full, shown, width, wraps=False), least),
-        Level(64, partial(pipeline.in_lines, shown, width)),
+        Level(90, partial(pipeline.in_lines, shown, width)),
     )
     return Section("pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME")
 
@@ -123,21 +117,19 @@ def _pipeline(shown: Pipeline, width: int) -> Section:
 def _warnings(warnings: Sequence[Warning], width: int) -> Section:
     levels = (
         Level(0, partial(_in_full, warnings, width), len(warnings)),
-        Level(10, partial(_in_full, warnings, width, helps=False), len(warnings)),
-        Level(20, partial(_briefly, warnings), len(warnings)),
-        Level(45, partial(_by_code, warnings)),
+        Level(28, partial(_briefly, warnings), len(warnings)),
     )
     return Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
 
 
-def _in_full(warnings: Sequence[Warning], width: int, helps: bool = True) -> list[Line]:
-    """Returns the complete messages, with their places and help if `helps`."""
+def _in_full(warnings: Sequence[Warning], width: int) -> list[Line]:
+    """Returns the complete messages, with their places and help."""
     made: list[Line] = []
     for warning in warnings:
         indent = len(warning.code) + 4
-        words = words_of(warning.message) + words_of(warning.where if helps else "", "faint")
+        words = words_of(warning.message) + words_of(warning.where, "faint")
         texts = wrapped(words, width - indent, " ")
-        if warning.help and helps:
+        if warning.help:
             texts += wrapped(words_of(f"help: {warning.help}", "faint"), width - indent, " ")
         made.append(Line("  ", styled(warning.code, "warning"), "  ", *texts[:1]))
         made += [Line(" " * indent, each) for each in texts[1:]]
@@ -146,16 +138,6 @@ def _in_full(warnings: Sequence[Warning], width: int, helps: bool = True) -> lis
 
 def _briefly(warnings: Sequence[Warning]) -> list[Line]:
     return [Line("  ", styled(warning.code, "warning"), "  ", warning.message) for warning in warnings]
-
-
-def _by_code(warnings: Sequence[Warning]) -> list[Line]:
-    """Returns the first warning of each code, and the number of others."""
-    found: dict[str, list[Warning]] = {}
-    for warning in warnings:
-        found.setdefault(warning.code, []).append(warning)
-    firsts = _briefly([same[0] for same in found.values()])
-    others = [f", and {len(same) - 1} more" if len(same) > 1 else "" for same in found.values()]
-    return [Line(each, more) for each, more in zip(firsts, others, strict=True)]
 
 
 def legend(marks: Marks, width: int, bodies: Sequence[Sequence[Line]]) -> list[Line]:

@@ -276,10 +276,9 @@ def _few(words: Sequence[Line], named: int) -> list[Line]:
 # Levels of detail
 
 
-def in_full(pipeline: Pipeline, width: int, wraps: bool = True) -> list[Line]:
-    """Returns a line for each stage, and below it a line for each route to the stage; if `wraps`, long routes
-    have several lines."""
-    drawn = _routes(pipeline, width - pipeline.indent - 2, wraps)
+def in_full(pipeline: Pipeline, width: int) -> list[Line]:
+    """Returns a line for each stage, and below it the lines of each route to the stage."""
+    drawn = _routes(pipeline, width - pipeline.indent - 2)
     made: list[Line] = []
     for stage, head in zip(pipeline.stages, in_lines(pipeline, width), strict=True):
         lane = pipeline.lanes.below[stage.name] if pipeline.lanes else Line()
@@ -308,10 +307,9 @@ def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
     return made
 
 
-def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]]:
+def _routes(pipeline: Pipeline, width: int) -> dict[str, list[Line]]:
     """Returns the lines of each route: its producer and numbers of ranks, its transfer in columns, and its
-    transports. A route that does not fit is not aligned; if it still does not fit and `wraps` is set, it has
-    several lines."""
+    transports. A route that does not fit is not aligned; if it still does not fit, it has several lines."""
     ends = [pipeline.ends(route) for route in pipeline.routes]
     longest = max(width // 2, MIN_NAME + 2 + max((ranks.width for _, ranks in ends), default=0))
     heads = columns(ends, (Column(least=MIN_NAME), Column()), longest)
@@ -338,7 +336,7 @@ def _routes(pipeline: Pipeline, width: int, wraps: bool) -> dict[str, list[Line]
             choices = [joined(parts, "  "), Line("re-sharded, ", transport.text)]
         fitting = [choice for choice in choices if column + 2 + choice.width <= width]
         lines = [Line(head.padded(column), "  ", (fitting or choices)[0])]
-        if wraps and not fitting:
+        if not fitting:
             first, *rest = wrapped([*end, *parts], width - 2)
             lines = [first, *(Line("  ", each) for each in rest)]
         made[route.name] = [line.clip(width) for line in lines]

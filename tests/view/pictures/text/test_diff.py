@@ -78,16 +78,3 @@ def test_fits_whatever_changes(width: int) -> None:
         assert fits(draw(difference(before, after), width), width, 60)
         assert fits(draw(difference(after, before), width), width, 60)
     assert "more changes: --format json" in draw(difference(topology(small()), many(100)))
-
-
-def test_another_order_of_dims_is_another_layout_and_shown_once() -> None:
-    def ordered(*order: str) -> Topology:
-        alone = group("train", "cuda", 8, (0, 8))
-        actor = component("actor", alone, pp_size=2, tp_size=4, order=order)
-        return topology(plan("p", Cluster.of(1, cuda=8), [alone], [actor], []))
-
-    text = draw(difference(ordered("tp", "dp", "fsdp", "cp", "pp"), ordered("pp", "dp", "fsdp", "cp", "tp")))
-    assert "layout tp 4 x pp 2 -> pp 2 x tp 4" in text and "order of dims" not in text
-    assert "order of dims" in draw(
-        difference(ordered("pp", "dp", "fsdp", "cp", "tp"), ordered("pp", "fsdp", "dp", "cp", "tp"))
-    )
