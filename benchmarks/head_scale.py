@@ -122,11 +122,10 @@ class Node:
         if "proof" in message:
             self._send(proof=proof_of(self._token, "node", str(self.number), self._nonce, message["nonce"]))
             self.beat()
+            self._send(type="listens", address=f"{HOST}:1")
         elif message.get("type") == "examine":
             found = facts(str(self._run.plan), message["nonce"], json.dumps(message["needs"]))
-            self._send(type="examined", facts=found, address=f"{HOST}:1", now=time.time())
-        elif message.get("type") == "peers":
-            self._send(type="reached", attempt=message["attempt"])
+            self._send(type="examined", facts=found)
         elif message.get("type") == "signal":
             self._send(type="exited", attempt=message["attempt"], group="one", code=0)
             self._send(type="ended", attempt=message["attempt"])
@@ -140,7 +139,7 @@ class Node:
         self._journal.write("ready", step=0, last=None, source="")
 
     def beat(self) -> None:
-        self._send(type="beat", pid=os.getpid())
+        self._send(type="beat")
 
     def end_step(self) -> None:
         if self._journal:
@@ -155,7 +154,9 @@ class Node:
 def facts(plan: str, nonce: str, needs: str) -> dict[str, Any]:
     """Returns what a node reports about itself: the same for all, which are on this machine."""
     run = RunDir.of_plan(Path(plan))
-    return on_node.examine(Plan.read(run.plan), run, run.read_start(), 0, Needs(**json.loads(needs)), nonce)
+    return on_node.examine(
+        Plan.read(run.plan), run, run.read_start(), 0, Needs(**json.loads(needs)), nonce, {}
+    )
 
 
 def simulate(numbers: Sequence[int], run: RunDir, address: str, go: socket.socket) -> None:

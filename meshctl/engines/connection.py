@@ -8,7 +8,7 @@
                     {"type": "signal", "attempt": 2, "signal": 15, "groups": null}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, PID], ...]}
                     {"type": "leave", "is_final": true}, {"type": "beat"}, {"type": "clock", "sent": SECONDS}
-                    {"type": "examine", "nonce": FILE, "needs": {...}}
+                    {"type": "examine", "nonce": FILE, "needs": {...}, "peers": {"1": "HOST:PORT", ...}}
     node -> head    {"type": "exited", "attempt": 2, "group": "train", "code": 0}
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
                      "moved": [["train", 0], ...]}
@@ -18,7 +18,7 @@
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started
                     {"type": "stop", "signal": 15}: the scheduler ends the job
-                    {"type": "examined", "facts": {...}}
+                    {"type": "listens", "address": "HOST:PORT"}, {"type": "examined", "facts": {...}}
 
 A proof is that of `network.connection`. Messages are plain data, and nothing is unpickled.
 """

@@ -157,6 +157,21 @@ class Hosts:
         run(f"ip neigh flush to {address}")
         run(*(f"ip -n {name} neigh flush to {address}" for name in self.names))
 
+    def wall(self, first: int, second: int, is_up: bool = True) -> None:
+        """Puts a wall between two hosts, or removes it. Both still reach this machine and the other hosts."""
+        for number in (first, second):
+            state = "on" if is_up else "off"
+            run(f"ip link set dev {self._port(number)} type bridge_slave isolated {state}")
+
+    def _port(self, number: int) -> str:
+        """Returns the interface of this machine that is the other end of a host's link."""
+        return f"mv{os.getpid() % 10_000}-{number + 1}"
+
+    def block(self, number: int, peer: int, is_up: bool = True) -> None:
+        """Lets a host reach no port of another one except that of ssh, or all ports again."""
+        rule = f"to {self.addresses[peer]} ipproto tcp dport 1024-65534 unreachable"
+        run(f"ip -n {self.names[number]} rule {'add' if is_up else 'del'} {rule}")
+
     def processes(self, number: int) -> list[int]:
         """Returns the pids of the processes of a host, without its sshd."""
         found = subprocess.run(["ip", "netns", "pids", self.names[number]], capture_output=True, text=True)

@@ -45,6 +45,37 @@ def test_no_host_knows_a_name(hosts: Hosts) -> None:
         assert found.stdout.decode() == f"nameserver {hosts.head.rpartition('.')[0]}.253\n"
 
 
+def test_a_wall_between_two_nodes_is_found_before_a_worker_starts(hosts: Hosts, folder: Path) -> None:
+    hosts.wall(1, 2)
+    try:
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options)
+    finally:
+        hosts.wall(1, 2, is_up=False)
+    assert done.returncode == 4, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    address = re.escape(hosts.addresses[2])
+    assert re.search(
+        rf"node 1 \(\S+\): network: it does not reach node 2 \(\S+\) at {address}:\d+: ", line
+    ), line
+    assert "look for a firewall or a wrong route" in done.stderr
+    assert not events(folder, "started")
+    assert is_empty(hosts, 10)
+
+
+def test_a_blocked_port_of_a_node_is_named(hosts: Hosts, folder: Path) -> None:
+    hosts.block(0, 1)
+    try:
+        done = meshctl(folder, "launch", "recipe.yaml", *hosts.options)
+    finally:
+        hosts.block(0, 1, is_up=False)
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        rf"node 0 \(\S+\): network: it does not reach node 1 \(\S+\) at {re.escape(hosts.addresses[1])}:\d+",
+        done.stderr,
+    ), done.stderr
+    assert is_empty(hosts, 10)
+
+
 def test_a_node_that_never_joins_is_named(hosts: Hosts, folder: Path) -> None:
     setup = f"engine.ssh.setup=['! ip -o addr show | grep -q {hosts.addresses[1]}/ || sleep 1000']"
     done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, setup, "engine.ssh.join_limit=60")

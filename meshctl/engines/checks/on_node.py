@@ -1,7 +1,7 @@
 """The report of a node about itself, before it receives the first attempt, as plain data. The head judges
 each node by itself, and compares the nodes of a group. One finding of several nodes is one problem.
 
-facts = examine(plan, run, start, node, needs, nonce)      on the node
+facts = examine(plan, run, start, node, needs, nonce, {1: "HOST:PORT"})      on the node
 problems = judge({0: NodeFacts(**facts), ...}, plan)               at the head
 """
 
@@ -12,6 +12,7 @@ import platform
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from meshctl.engines.checks.models import check_libraries, downloads
 from meshctl.engines.checks.requirements import Needs, names_in
 from meshctl.engines.engine import CannotStart, groups_on
 from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
+from meshctl.network.addresses import split
 from meshctl.package import installed_version
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
@@ -40,6 +42,9 @@ OTHER_FILES = Check(
     "a file that the head has just written there is missing: it is another file system",
     "put run.dir, and the recipe, on a file system that all nodes mount at the same path",
 )
+REACH_S = 10.0
+"""Seconds within which another node must answer."""
+FIREWALL = "look for a firewall or a wrong route between the two"
 SAME_TORCH = "install the same version on all nodes (engine.NAME.setup can activate an environment)"
 SAME_DEVICES = "start on nodes of one kind, or give the groups nodes of their own"
 
@@ -67,6 +72,8 @@ class NodeFacts:
     """True if the node sees a file that the head has written to the run directory."""
     problems: Sequence[Mapping[str, Any]] = ()
     """The failures and warnings of this node alone, as fields of `Check`."""
+    unreached: Sequence[tuple[int, str, str]] = ()
+    """The nodes that this one does not reach, each with its address and why."""
     is_examined: bool = True
     """False if the examination has failed, which is then the only problem."""
 
@@ -99,8 +106,11 @@ def on_node(plan: Plan, node: int) -> Plan:
     )
 
 
-def examine(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonce: str) -> dict[str, Any]:
-    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written."""
+def examine(
+    plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonce: str, peers: Mapping[int, str]
+) -> dict[str, Any]:
+    """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written, and
+    `peers` are the addresses at which other nodes listen."""
     here, smi, found = on_node(plan, node), nvidia_smi(), list[Check]()
     try:
         check_start(here, start, node)
@@ -117,6 +127,7 @@ def examine(plan: Plan, run: RunDir, start: Start, node: int, needs: Needs, nonc
             for group, keys in devices_of_workers(here, node).items()
         },
         "shares_files": _sees(run, nonce),
+        "unreached": unreached(peers),
         "problems": [asdict(check) for check in found],
     }
 
@@ -138,6 +149,25 @@ def _sees(run: RunDir, nonce: str) -> bool:
         return (run.path / nonce).read_text() == nonce
     except OSError:
         return False
+
+
+def unreached(peers: Mapping[int, str]) -> list[tuple[int, str, str]]:
+    """Connects to all peers at the same time. Returns those that do not answer within `REACH_S`, each with
+    its address and why."""
+
+    def problem_of(address: str) -> str:
+        try:
+            socket.create_connection(split(address), REACH_S).close()
+        except TimeoutError:
+            return "it does not answer"
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+        return ""
+
+    with ThreadPoolExecutor(len(peers) or 1) as threads:
+        problems = threads.map(problem_of, peers.values())
+        found = zip(peers.items(), problems, strict=True)
+        return [(peer, address, why) for (peer, address), why in found if why]
 
 
 def write_nonce(run: RunDir, nonce: str) -> None:
@@ -183,6 +213,9 @@ def judge(facts: Mapping[int, NodeFacts], plan: Plan, is_shared: bool = True) ->
             found[Check(**problem)].append(node)
         if is_shared and not one.shares_files and one.is_examined:
             found[OTHER_FILES].append(node)
+        for peer, address, why in one.unreached:
+            text = f"it does not reach {name_of(peer, facts)} at {address}: {why}"
+            found[Check("network", "network", "failure", text, FIREWALL)].append(node)
     for group in plan.groups:
         for check, nodes in _of_group(group, plan, facts):
             found[check] += nodes

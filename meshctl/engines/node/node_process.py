@@ -27,6 +27,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from typing import Any
@@ -50,7 +51,7 @@ from meshctl.engines.node.stacks import StackRequests
 from meshctl.engines.node.task import Task
 from meshctl.engines.node.worker_env import AgentJob, Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
-from meshctl.network.addresses import interface_of
+from meshctl.network.addresses import interface_of, joined, listen
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
 from meshctl.run import process
@@ -111,6 +112,9 @@ class NodeProcess:
         self._download: Task | None = None
         """The download that the agents of the attempt wait for."""
         self._examination: Task | None = None
+        self._door = listen(connection.own_host) if lease_s else None
+        """The socket to which other nodes connect, to see whether they reach this one; None for a process of
+        the head. Nothing is read from it."""
         self._failed: set[str] = set()
         """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
         self._code = OK
@@ -127,6 +131,9 @@ class NodeProcess:
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if the last agent of each group has exited
         with 0 and the head has ended the run."""
+        if self._door:
+            self._door.setblocking(False)
+            self._connection.send({"type": "listens", "address": joined(*self._door.getsockname()[:2])})
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             before = time.monotonic()
             sending = [self._connection] if self._connection.has_unsent else []
@@ -136,6 +143,9 @@ class NodeProcess:
             self._pass_request()
             if writable:
                 self._connection.flush()
+            if self._door and self._door in ready:
+                with suppress(OSError):
+                    self._door.accept()[0].close()
             self._server.serve(ready)
             self._read_tasks(ready)
             self._reap()
@@ -167,6 +177,7 @@ class NodeProcess:
         return [
             self._wakeup,
             self._connection,
+            *([self._door] if self._door else []),
             self._logs,
             *self._server.files(),
             *(one for one in tasks if one and one.is_open),
@@ -445,7 +456,8 @@ def _examine(run: RunDir, node: int, message: Message, writer: int) -> int:
     """Examines this node, as the head asks. Sends the fields of `NodeFacts`."""
     try:
         plan, start, needs = Plan.read(run.plan), run.read_start(), Needs(**message["needs"])
-        facts = on_node.examine(plan, run, start, node, needs, message["nonce"])
+        peers = {int(peer): address for peer, address in message["peers"].items()}
+        facts = on_node.examine(plan, run, start, node, needs, message["nonce"], peers)
     except Exception as error:  # a bug in a check prevents no launch
         facts = on_node.failed(error)
     task.report(writer, facts)

@@ -2,6 +2,9 @@
 
     all nodes have joined -> "examine" -> each node's facts -> judged together -> the attempt
 
+The facts of a node include which others it does not reach: workers of two nodes may need each other while
+both reach the head, and a firewall between them would leave them waiting.
+
 A node that joins again is a newcomer until it has begun an attempt. Where the run may go on without it, it is
 refused for what it lacks, and a newcomer that joins while an attempt runs without it is examined meanwhile.
 """
@@ -24,6 +27,8 @@ from meshctl.run.directory import RunDir
 
 EXAMINE_S = 60.0
 """Seconds within which a node must have examined itself."""
+PEERS_MAX = 64
+"""The number of other nodes to which each node connects."""
 LOG = "look at the log of the node process"
 
 
@@ -70,6 +75,8 @@ class Examination:
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
         self._can_lose = can_lose
         self._facts: dict[int, NodeFacts] = {}
+        self._doors: dict[int, str] = {}
+        """Node -> HOST:PORT at which it answers other nodes."""
         self._asked: set[int] = set()
         """The nodes that were asked to examine themselves."""
         self._nonce = ""
@@ -91,6 +98,7 @@ class Examination:
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
         self._facts.pop(node, None)
+        self._doors.pop(node, None)
         for known in (self._asked, self._known, self._fit):
             known.discard(node)
 
@@ -105,7 +113,10 @@ class Examination:
         return {*self._nodes} - self._known if can_lose else set()
 
     def on_message(self, node: int, message: Message) -> None:
-        self._facts[node] = NodeFacts(**message["facts"])
+        if message["type"] == "listens":
+            self._doors[node] = message["address"]
+        else:
+            self._facts[node] = NodeFacts(**message["facts"])
 
     def poll(
         self,
@@ -153,12 +164,22 @@ class Examination:
         if not connections:
             return
         self._since = now
+        if not self._doors.keys() >= {*self._nodes, *connections}:
+            return  # it is asked in a later poll
         self._nonce = self._nonce or f".seen-{secrets.token_hex(8)}"
         with suppress(OSError):  # nodes then report that they do not see it, and the head ends for its reason
             on_node.write_nonce(self._run, self._nonce)
         for node, connection in connections.items():
             self._asked.add(node)
-            connection.send({"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs)})
+            peers = {str(peer): self._doors[peer] for peer in self._peers_of(node)}
+            connection.send(
+                {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "peers": peers}
+            )
+
+    def _peers_of(self, node: int) -> list[int]:
+        """Returns the nodes to which a node connects: all others, or those with the next higher numbers."""
+        others = {*self._nodes} - {node}
+        return sorted(others, key=lambda peer: (peer < node, peer))[:PEERS_MAX]
 
     def _remove_nonce(self) -> None:
         if self._nonce:

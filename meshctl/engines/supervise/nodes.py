@@ -383,7 +383,7 @@ class Nodes:
         kind, name = message["type"], self.named(number)
         if kind in ("beat", "clock"):
             return self._on_beat(number, node, message)
-        if kind == "examined":
+        if kind in ("listens", "examined"):
             if self._examination:
                 self._examination.on_message(number, message)
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import asdict
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_only_the_devices_of_the_group_are_compared(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("meshctl.engines.checks.device_files.count_devices", lambda kind, rocm: 2)
     group = Group("train", "cuda", 2, 0, devices=((0, 1), (2, 3)))
     plan = Plan("test", 0, Cluster.of(2, cuda=[1, 2]), (group,), (), (), (), Run())
-    found = on_node.examine(plan, RunDir(tmp_path), Start((str(tmp_path),)), 1, Needs(), "")
+    found = on_node.examine(plan, RunDir(tmp_path), Start((str(tmp_path),)), 1, Needs(), "", {})
     assert found["devices"] == {"train": "A100 of 40 GiB"} and found["driver"] == "550.1"
 
 
@@ -108,6 +109,14 @@ def test_nodes_with_the_same_problem_share_it() -> None:
     assert problem.nodes == (0, 3) and problem.text.startswith("node 0 (a) and node 3 (a): start: group")
 
 
+def test_nodes_that_are_not_reached_are_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as gone:
+        addresses = {peer: f"127.0.0.1:{one.getsockname()[1]}" for peer, one in ((1, here), (2, gone))}
+        gone.close()
+        assert on_node.unreached(addresses) == [(2, addresses[2], "connection refused")]
+    assert on_node.unreached({}) == []
+
+
 def test_an_examination_that_failed_is_a_warning() -> None:
     [problem] = judge({0: NodeFacts(**on_node.failed(ValueError("odd")))}, plan_of())
     assert not problem.is_failure and "ValueError: odd" in problem.text
@@ -119,6 +128,8 @@ def test_a_node_sees_the_file_of_the_head(tmp_path: Path, is_written: bool) -> N
     if is_written:
         on_node.write_nonce(run, ".seen-1")
     start, needs = Start((str(tmp_path),)), Needs({"train": 1 << 60})
-    found = NodeFacts(**json.loads(json.dumps(on_node.examine(plan_of(), run, start, 1, needs, ".seen-1"))))
+    found = NodeFacts(
+        **json.loads(json.dumps(on_node.examine(plan_of(), run, start, 1, needs, ".seen-1", {})))
+    )
     assert found.shares_files == is_written and found.host and found.torch
     assert [(one["name"], one["state"]) for one in found.problems] == [("memory", "warning")]

@@ -39,6 +39,11 @@ class Nodes:
         self.examination = Examination(PLAN, self.run, Needs(), True, can_lose=can_lose)
         self.sent: Any = {node: Sent() for node in range(3)}
         self.examination.begin(range(3))
+        for node in range(3):
+            self.listens(node)
+
+    def listens(self, node: int) -> None:
+        self.examination.on_message(node, {"type": "listens", "address": f"h{node}:1"})
 
     def poll(self, now: float = 0.0, idle: Collection[int] = ()) -> list[Finding]:
         connections = dict(self.sent)
@@ -71,13 +76,19 @@ def elastic(tmp_path: Path) -> Nodes:
     found = Nodes(tmp_path, can_lose=True)
     assert found.examine() == [Examined(())] and found.examination.is_over
     found.examination.forget(0)
+    found.listens(0)
     found.sent[0].messages.clear()
     return found
 
 
 def test_nodes_examine_themselves_and_begin(nodes: Nodes) -> None:
+    nodes.examination.forget(2)
+    assert nodes.poll() == [] and nodes.kinds(1) == [], "the others are to connect to it"
+    nodes.listens(2)
     assert nodes.poll() == [] and nodes.kinds(1) == ["examine"]
-    nonce = nodes.sent[1].messages[0]["nonce"]
+    [asked] = nodes.sent[1].messages
+    assert asked["peers"] == {"2": "h2:1", "0": "h0:1"}
+    nonce = asked["nonce"]
     assert (nodes.run.path / nonce).read_text() == nonce
     for node in range(3):
         assert nodes.poll() == [] and not nodes.examination.is_over
@@ -85,6 +96,7 @@ def test_nodes_examine_themselves_and_begin(nodes: Nodes) -> None:
     assert nodes.poll() == [Examined(())] and not (nodes.run.path / nonce).exists()
     assert nodes.examination.is_over
     nodes.examination.forget(1)
+    nodes.listens(1)
     nodes.examination.begin(range(3))
     nodes.poll()
     assert [len(nodes.kinds(node)) for node in range(3)] == [1, 2, 1], "only the one that left"
@@ -124,9 +136,13 @@ def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes)
     [
         ({"torch": "2.8.0"}, "node 0 (h0): torch: 2.8.0, and node 1 (h1) has 2.9.0"),
         ({"shares_files": False}, "node 0 (h0): run directory: "),
+        (
+            {"unreached": [(2, "h2:1", "why")]},
+            "node 0 (h0): network: it does not reach node 2 (h2) at h2:1: why",
+        ),
         (None, "node 0 has not examined itself within 60 s"),
     ],
-    ids=["version", "files", "silence"],
+    ids=["version", "files", "wall", "silence"],
 )
 def test_a_newcomer_that_lacks_something_is_refused(
     elastic: Nodes, facts: dict[str, Any] | None, reason: str, is_idle: bool
@@ -154,6 +170,7 @@ def test_where_all_nodes_are_new_or_needed_none_is_refused(
     if begun:
         found.examine()
         found.examination.forget(1)
+        found.listens(1)
         found.examination.begin(range(3))
     found.poll()
     for node in [1] if begun else range(3):
