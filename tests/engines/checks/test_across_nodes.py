@@ -115,6 +115,9 @@ def test_nodes_that_are_not_reached_are_found() -> None:
         gone.close()
         assert on_node.unreached(addresses) == [(2, addresses[2], "connection refused")]
     assert on_node.unreached({}) == []
+    apart = {node: facts(host="ab"[node], unreached=[(1 - node, "h:1", "why")]) for node in range(2)}
+    [problem] = judge(apart, plan_of())
+    assert problem.text == "node 0 (a): network: it does not reach node 1 (b) at h:1: why"
 
 
 def test_an_examination_that_failed_is_a_warning() -> None:
