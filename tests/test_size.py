@@ -23,7 +23,7 @@ ROOMS = {
     "losses": 1152,
     "network": 579,
     "plan": 2735,
-    "recipe": 17510,
+    "recipe": 17359,
     "rewards": 943,
     "run": 4024,
     "runtime": 16754,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 87_048
+TOTAL = 86_897
 TESTS = 68_405
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -30,8 +30,8 @@ CASES = {
     "ranks of two components": (
         "blocks.yaml",
         ("    ranks: 8\n", "    ranks: 5\n"),
-        "group `train` has 5 ranks, which do not fit the sizes of `sampler` and `actor`",
-        "write 8, which fits all of them",
+        "`dp_size` 8 does not fit the 5 ranks of group `train`",
+        "nearest that fit",
     ),
     "more ranks than devices, which also fit no layout": (
         "compact.yaml",

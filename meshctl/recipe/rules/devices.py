@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 
-from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
@@ -33,6 +32,8 @@ from meshctl.topology.sizes import divisors
 
 MAX_LISTED = 8
 """Maximum number of devices that a message lists."""
+MAX_NAMED = 4096
+"""Maximum number of a group's devices whose hardware names are compared."""
 NAME_PATTERNS = {"cuda": r"\d+|(GPU|MIG)-[\w./-]+", "npu": r"\d+"}
 """Device type -> pattern of its hardware names."""
 SET_BY_TORCHRUN = {
@@ -295,89 +296,40 @@ def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC316", message, span)
 
 
-@dataclass(frozen=True)
-class NodeNames:
-    """The hardware names of a group's devices, which are the same on consecutive nodes."""
-
-    first_node: int
-    nodes: int
-    names: tuple[str, ...]
-
-    def common(self, other: NodeNames) -> tuple[int, str] | None:
-        """Returns (node, name) of the first device that both contain; None if there is none."""
-        node = max(self.first_node, other.first_node)
-        if node >= min(self.first_node + self.nodes, other.first_node + other.nodes):
-            return None
-        for name in self.names:
-            if any(_is_same_device(name, theirs) for theirs in other.names):
-                return node, name
-        return None
-
-
-def _is_same_device(one: str, other: str) -> bool:
-    """Returns whether two names are equal; a UUID may be abbreviated to its beginning."""
-    are_uuids = not one.isdigit() and not other.isdigit()
-    return one == other or (are_uuids and (one.startswith(other) or other.startswith(one)))
-
-
-def device_names(group: DeviceGroup, devices: DeviceRanges, cluster: PlacedCluster) -> list[NodeNames]:
-    """Returns the hardware names of a group's devices by node: the first of `visible_devices`, otherwise
-    device numbers."""
-    on_one_node: dict[int, list[str]] = {}
-    found: list[NodeNames] = []
-    for start, stop in devices:
-        for piece in cluster.pieces(group.device_type, start, stop):
-            numbers = [str(number) for number in range(piece.number, piece.number + piece.each)]
-            if piece.nodes == 1:
-                on_one_node.setdefault(piece.first_node, []).extend(numbers)
-            else:
-                found.append(NodeNames(piece.first_node, piece.nodes, tuple(numbers)))
-    found += [NodeNames(node, 1, tuple(numbers)) for node, numbers in on_one_node.items()]
-    if group.visible_devices:
-        visible = group.visible_devices
-        found = [NodeNames(some.first_node, some.nodes, visible[: len(some.names)]) for some in found]
-    return found
-
-
-@dataclass(frozen=True)
-class NamedGroup:
-    """A group whose devices have known hardware names."""
-
-    group: DeviceGroup
-    host: str
-    devices: DeviceRanges
-    names: tuple[NodeNames, ...]
-
-    def common(self, other: NamedGroup) -> tuple[int, str] | None:
-        """Returns (node, name) of a device that both groups use although they are not colocated and have
-        different device numbers; None if there is none."""
-        one, two = self.group, other.group
-        if one.device_type != two.device_type or self.host == other.host:
-            return None
-        if not (one.visible_devices or two.visible_devices):
-            return None
-        if first_common_device(self.devices, other.devices) is not None:
-            return None
-        for names in self.names:
-            for others in other.names:
-                if found := names.common(others):
-                    return found
-        return None
-
-
-def _named_groups(facts: Facts) -> Iterator[NamedGroup]:
-    for group, devices, allocation in _allocated(facts):
-        is_known = group.device_type in SET_BY_MESHCTL and not facts.devices_beyond_visible(group)
-        if is_known and facts.is_valid("groups", group.name, "visible_devices"):
-            names = tuple(device_names(group, devices, allocation.cluster))
-            yield NamedGroup(group, host_of(facts.recipe.groups, group.name), devices, names)
-
-
 def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
-    """Groups that are not colocated do not use the same hardware."""
-    for one, other in combinations(_named_groups(facts), 2):
-        if common := one.common(other):
-            yield _seen_twice(facts, one.group, other.group, *common)
+    """Groups that are not colocated do not use the same hardware. Groups with more than `MAX_NAMED` devices
+    are not checked."""
+    groups = facts.recipe.groups
+    if not any(group.visible_devices for group in groups.values()):
+        return
+    known = [
+        (group, devices, _names(group, devices, allocation.cluster))
+        for group, devices, allocation in _allocated(facts)
+        if group.device_type in SET_BY_MESHCTL
+        and group.devices <= MAX_NAMED
+        and not facts.devices_beyond_visible(group)
+        and facts.is_valid("groups", group.name, "visible_devices")
+    ]
+    for (one, devices, names), (other, others, their_names) in combinations(known, 2):
+        are_apart = one.device_type == other.device_type and first_common_device(devices, others) is None
+        if not are_apart or host_of(groups, one.name) == host_of(groups, other.name):
+            continue
+        common = names & their_names
+        if common and (one.visible_devices or other.visible_devices):
+            yield _seen_twice(facts, one, other, *min(common))
+
+
+def _names(group: DeviceGroup, devices: DeviceRanges, cluster: PlacedCluster) -> set[tuple[int, str]]:
+    """Returns (node, hardware name) of a group's devices. Their names are the first of `visible_devices`,
+    otherwise their numbers."""
+    numbers: dict[int, list[str]] = {}
+    for piece in (piece for run in devices for piece in cluster.pieces(group.device_type, *run)):
+        for node in range(piece.first_node, piece.first_node + piece.nodes):
+            numbers.setdefault(node, []).extend(map(str, range(piece.number, piece.number + piece.each)))
+    visible = group.visible_devices
+    return {
+        (node, name) for node, own in numbers.items() for name in (visible[: len(own)] if visible else own)
+    }
 
 
 def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, device: str) -> Diagnostic:

@@ -427,6 +427,15 @@ class Facts:
         lead = self.lead_input(stage)
         return self.recipe.pipeline.get(lead.stages[0]) if lead and lead.stages else None
 
+    def lead_line(self, stage: Stage) -> Iterator[Stage]:
+        """Yields a stage, the stage of its lead input, that of the lead input of this one, and so on."""
+        seen: set[str] = set()
+        here: Stage | None = stage
+        while here is not None and here.name not in seen:
+            seen.add(here.name)
+            yield here
+            here = self.lead_stage(here)
+
     def lead_dispatch(self, stage: Stage) -> Dispatch:
         lead = self.lead_input(stage)
         return self.dispatch(stage, lead) if lead else Dispatch()

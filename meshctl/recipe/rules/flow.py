@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import ceil
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ from meshctl.topology.modes import (
     EXECUTE,
     Dispatch,
     DispatchMode,
-    ExecuteMode,
     part_count,
     producers_of,
     workers_of,
@@ -37,7 +36,7 @@ from meshctl.topology.samples import SampleTable
 MAX_SIMULATED = 64
 """Maximum number of workers and producers for which the samples of each worker are computed."""
 MAX_CHECKED = 1024
-"""Maximum number of data ranks, producers and peers that are compared."""
+"""Maximum number of producers and peers that are compared."""
 
 
 def batches_are_taken(facts: Facts) -> Iterator[Diagnostic]:
@@ -96,27 +95,16 @@ def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
     is_for_peers = mode.is_by_data_rank or not mode.cuts_samples
     if mesh is None or not is_for_peers or not execute.is_per_producer or mesh.world_size == mesh.data_size:
         return None
-    for rank in _ranks_to_check(mesh, execute, producers):
-        own = producers_of(mesh, execute, producers, rank)
-        peers = mesh.view("data").ranks_along(("pp", "ulysses", "cp", "tp"), rank)
-        for peer in islice(peers, MAX_CHECKED):
-            if producers_of(mesh, execute, producers, peer) != own:
-                return min(rank, peer), max(rank, peer)
-    return None
-
-
-def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> Iterator[int]:
-    """Yields the ranks that `_split_peers` compares with their peers. These are one rank of each of the first
-    `MAX_CHECKED` data ranks, and the first and the last worker of each of the first `MAX_CHECKED` producers.
-    If workers of different producers belong to one data rank, a first or last worker of a producer is among
-    them."""
-    for data_rank in range(min(mesh.data_size if producers else 0, MAX_CHECKED)):
-        yield mesh.representative(data_rank)
+    # If workers of different producers belong to one data rank, a first or last worker of a producer does.
     for producer in range(min(producers, MAX_CHECKED)):
         workers = workers_of(mesh, execute, producer, producers)
-        if workers:
-            yield workers[0]
-            yield workers[-1]
+        for rank in {workers[0], workers[-1]}:
+            own = producers_of(mesh, execute, producers, rank)
+            peers = mesh.view("data").ranks_along(("pp", "ulysses", "cp", "tp"), rank)
+            for peer in islice(peers, MAX_CHECKED):
+                if producers_of(mesh, execute, producers, peer) != own:
+                    return min(rank, peer), max(rank, peer)
+    return None
 
 
 # Repeated and lost samples
@@ -125,17 +113,24 @@ def _ranks_to_check(mesh: DeviceMesh, execute: ExecuteMode, producers: int) -> I
 def every_sample_comes_once(facts: Facts) -> Iterator[Diagnostic]:
     """Each sample that the workers of a stage receive is collected exactly once."""
     for stage in facts.known_calls:
-        mesh = facts.meshes.get(stage.component)
-        if mesh is None or not stage.inputs or stage.name not in facts.taken:
+        mesh, modes = facts.meshes.get(stage.component), facts.modes[stage.name]
+        collect, execute = modes.collect_mode, modes.execute_mode
+        is_first = collect.is_first and _gives_batch(facts, stage)
+        if mesh is None or not stage.inputs or stage.name not in facts.taken or execute.is_single:
             continue
-        if _split_peers(facts, stage) is not None:
-            continue  # another rule reports it
-        source, collect = facts.lead_stage(stage), facts.modes[stage.name].collect_mode
-        producers = facts.producers(source) if source else 0
-        if collect.is_first and _gives_batch(facts, stage):
-            yield from _one_part_is_all(facts, stage, mesh, producers)
-        elif collect.is_batch:
-            yield from _parts_are_all(facts, stage, mesh, producers)
+        if not (is_first or collect.is_batch) or _split_peers(facts, stage) is not None:
+            continue  # another rule reports split peers
+        why = _why_wrong(facts, stage, mesh)
+        keys, help = ["dispatch", "execute"], "write `dispatch: slice_dp`"
+        how = f"`dispatch: {facts.lead_dispatch(stage).mode}`"
+        if execute.is_per_producer:
+            how, help = f"{how} under `execute: {modes.execute}`", "write `execute: all`"
+        if is_first:
+            keys, help = ["collect"], "write `collect: flatten`"
+        if why:
+            message = f"{how} and `collect: {modes.collect}` of stage `{stage.name}`: {why}"
+            span = _key_of(facts, stage, *keys)
+            yield Diagnostic("MC538", message, span, help=help, severity="warning")
 
 
 def _gives_batch(facts: Facts, stage: Stage) -> bool:
@@ -143,74 +138,27 @@ def _gives_batch(facts: Facts, stage: Stage) -> bool:
     return gives is not None and "batch" in gives.kinds
 
 
-def _one_part_is_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int) -> Iterator[Diagnostic]:
-    """If only one worker's value is collected, this worker has all samples."""
-    modes, mode = facts.modes[stage.name], DISPATCH[facts.lead_dispatch(stage).mode]
-    execute, who = modes.execute_mode, ""
-    if execute.is_joint and mode.share_count(mesh) > 1:
-        who = "data rank 0" if mode.is_by_data_rank else "one worker"
-    elif execute.is_per_producer and producers:
-        who = (
-            "" if _has_all(mesh, execute, mode, producers, modes.producers.rank_at(mesh, 0)) else "one worker"
-        )
-    if who:
-        passes_on = f"stage `{stage.name}` passes on only the samples of {who} of `{stage.component}`"
-        message = f"{passes_on}; those of the others are lost"
-        span, help = _key_of(facts, stage, "collect"), "write `collect: flatten`"
-        yield Diagnostic("MC538", message, span, help=help, severity="warning")
-
-
-def _has_all(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int, rank: int) -> bool:
-    """Returns whether a worker receives all samples of all producers."""
-    own = producers_of(mesh, execute, producers, rank)
-    if len(own) < producers:
-        return False
-    workers = workers_of(mesh, execute, own[0], producers)
-    return sum(len(run) for run in mode.shares_of(mesh, workers)) <= 1
-
-
-def _parts_are_all(facts: Facts, stage: Stage, mesh: DeviceMesh, producers: int) -> Iterator[Diagnostic]:
-    """If one worker's part is collected per data rank, the parts contain each sample exactly once."""
-    modes, mode = facts.modes[stage.name], facts.lead_dispatch(stage).mode
-    why, how, help = "", f"`dispatch: {mode}`", "write `dispatch: slice_dp`"
-    if modes.execute_mode.is_joint:
-        why = _why_lost(mesh, DISPATCH[mode], stage.component)
-    elif modes.execute_mode.is_per_producer and producers:
-        why = _why_lost_by_peers(mesh, mode, producers, stage.component)
-        how, help = f"{how} under `execute: {modes.execute}`", "write `execute: all`"
-    if why:
-        span = _key_of(facts, stage, "dispatch", "execute")
-        message = f"{how} and `collect: {modes.collect}` of stage `{stage.name}`: {why}"
-        yield Diagnostic("MC538", message, span, help=help, severity="warning")
-
-
-def _why_lost(mesh: DeviceMesh, mode: DispatchMode, component: str) -> str:
-    data_size, workers = mesh.data_size, mesh.world_size
-    if not mode.cuts_samples and data_size > 1:
-        each = f"each of the {data_size} data ranks of `{component}` returns all samples"
-        return f"{each}, so each sample is collected {data_size} times"
-    if mode.cuts_samples and not mode.is_by_data_rank and workers > data_size:
-        different = f"{workers} workers of `{component}` receive different samples"
-        return f"{different}, but only {data_size} of them are collected; the samples of the others are lost"
-    return ""
-
-
-def _why_lost_by_peers(mesh: DeviceMesh, mode: str, producers: int, component: str) -> str:
-    """Like `_why_lost`, for `execute: peer`. Computes the samples of each worker if there are at most
-    `MAX_SIMULATED`."""
-    if mesh.world_size > MAX_SIMULATED or producers > MAX_SIMULATED:
-        return ""
-    numbers = range(mesh.world_size)
-    table = SampleTable(tuple(tuple((one, number) for number in numbers) for one in range(producers)))
-    options = Dispatch(mode, allow_empty=True)
-    received = samples_by_rank(EXECUTE["peer"], DISPATCH[mode], options, mesh, table)
-    representatives = (mesh.representative(data_rank) for data_rank in range(mesh.data_size))
-    times = Counter(sample for rank in representatives for sample in received.get(rank, ()))
-    if any(count > 1 for count in times.values()):
-        return f"several data ranks of `{component}` return the same samples"
-    if len(times) < producers * len(numbers):
-        return f"not all workers of `{component}` that receive samples are collected: some samples are lost"
-    return ""
+def _why_wrong(facts: Facts, stage: Stage, mesh: DeviceMesh) -> str:
+    """Returns why a sample is not collected exactly once; empty if it is, or if this is unknown. With
+    `execute: peer`, computes the samples of each worker if there are at most `MAX_SIMULATED`."""
+    modes, options, source = facts.modes[stage.name], facts.lead_dispatch(stage), facts.lead_stage(stage)
+    execute, mode, collected = modes.execute_mode, DISPATCH[options.mode], modes.producer_count(mesh)
+    producers = facts.producers(source) if source else 0
+    is_repeated = is_lost = False
+    if execute.is_joint:
+        shares = mode.share_count(mesh)
+        is_repeated, is_lost = collected > shares, collected < shares
+    elif 0 < producers <= MAX_SIMULATED >= mesh.world_size:
+        numbers = range(mesh.world_size)
+        table = SampleTable(tuple(tuple((one, number) for number in numbers) for one in range(producers)))
+        received = samples_by_rank(execute, mode, Dispatch(options.mode, allow_empty=True), mesh, table)
+        ranks = modes.producers.ranks(mesh)
+        times = Counter(sample for rank in ranks for sample in received.get(rank, ()))
+        is_repeated, is_lost = max(times.values(), default=0) > 1, len(times) < producers * len(numbers)
+    if is_repeated:
+        return f"several workers of `{stage.component}` return the same samples, which are all collected"
+    who = f"{counted(collected, 'worker')} of `{stage.component}`"
+    return f"the value has the samples of {who} only; those of the others are lost" if is_lost else ""
 
 
 # Keys without effect
@@ -482,20 +430,16 @@ def _groups_stay_whole(
 def _group_count(facts: Facts, stage: Stage, known: dict[str, int], too_few: Collection[str]) -> int:
     """Returns the number of groups of a stage's samples; 0 if there are none or it is unknown. Stores the
     results of all visited stages in `known`."""
-    groups, passed = 0, dict[str, None]()
-    while stage.name not in passed:
-        if stage.name in known:
-            groups = known[stage.name]
+    groups, passed = 0, list[str]()
+    for here, before in pairwise(facts.lead_line(stage)):
+        if here.name in known:
+            groups = known[here.name]
             break
-        passed[stage.name] = None
-        before = facts.lead_stage(stage)
-        if before is None or not stage.samples or not before.samples:
+        passed.append(here.name)
+        if here.samples != before.samples or not here.samples:
+            is_known = before.samples and here.samples % before.samples == 0 and before.name not in too_few
+            groups = before.samples if here.samples and is_known else 0
             break
-        if stage.samples != before.samples:
-            is_known = stage.samples % before.samples == 0 and before.name not in too_few
-            groups = before.samples if is_known else 0
-            break
-        stage = before
     known |= dict.fromkeys(passed, groups)
     return groups
 
@@ -671,27 +615,17 @@ def _shares_may_differ(
 def _way(facts: Facts, stage: Stage) -> list[object]:
     """Returns what decides which producer of a stage holds which samples: the mesh and the modes of all
     stages from its source to it."""
-    way: list[object] = []
-    seen: set[str] = set()
-    here: Stage | None = stage
-    while here is not None and here.kind == "call" and here.name not in seen:
-        seen.add(here.name)
-        modes = facts.modes[here.name]
-        way.append(
-            (facts.meshes.get(here.component), modes.execute, modes.collect, facts.lead_dispatch(here))
-        )
-        here = facts.lead_stage(here) if here.inputs else None
-    return way
+    calls = [one for one in facts.lead_line(stage) if one.kind == "call"]
+    modes = [facts.modes[one.name] for one in calls]
+    return [
+        (facts.meshes.get(one.component), mode.execute, mode.collect, facts.lead_dispatch(one))
+        for one, mode in zip(calls, modes, strict=True)
+    ]
 
 
 def _maker(facts: Facts, stage: Stage) -> Stage | None:
     """Returns the nearest stage, on the path from `stage` to its source, that states `samples`."""
-    seen: set[str] = set()
-    here: Stage | None = stage
-    while here is not None and not here.samples and here.name not in seen and here.kind == "call":
-        seen.add(here.name)
-        here = facts.lead_stage(here) if here.inputs else None
-    return here if here is not None and here.samples else None
+    return next((one for one in facts.lead_line(stage) if one.samples), None)
 
 
 def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
@@ -701,11 +635,5 @@ def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
 
 def _origin(facts: Facts, stage: Stage) -> Stage | None:
     """Returns the source of a stage's samples, found through the lead inputs."""
-    seen: set[str] = set()
-    while stage.inputs:
-        before = facts.lead_stage(stage)
-        if before is None or before.kind != "call" or before.name in seen:
-            return None
-        seen.add(before.name)
-        stage = before
-    return stage
+    *_, last = facts.lead_line(stage)
+    return None if last.inputs or last.kind != "call" else last

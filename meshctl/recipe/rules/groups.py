@@ -8,25 +8,19 @@ Notes about interpreters depend on the machine. `launch` refuses to start with o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from meshctl.diagnostics import Diagnostic
-from meshctl.recipe.compose.folders import files, is_dir, is_file
-from meshctl.recipe.model import DeviceGroup, Program
-from meshctl.recipe.rules.facts import Facts
-from meshctl.text.english import counted, listed, nearest
-
-if TYPE_CHECKING:
-    pass
-from itertools import islice
-
 from meshctl.recipe.code.classes import Class
+from meshctl.recipe.compose.folders import files, is_dir, is_file
 from meshctl.recipe.meshes import layouts_of, replica_ranks
-from meshctl.recipe.model import Stage
+from meshctl.recipe.model import DeviceGroup, Program, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
+from meshctl.recipe.rules.facts import Facts
 from meshctl.run.bounds import bounding_sources
 from meshctl.run.settings import Elastic
+from meshctl.text.english import counted, listed, nearest
 
 DETECTED = "`device_type` is not set: write the type of the machine that runs the recipe"
 """Help for an error that depends on the device type of this machine."""

@@ -8,9 +8,10 @@ each rank has a part of the sequence. That is slower, so layouts without a ring 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
-from math import lcm, prod
+from math import prod
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
@@ -291,40 +292,30 @@ def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC404", message, span, help="remove it for this order")
 
 
-@dataclass(frozen=True)
-class _WrongSize:
-    component: Component
-    sizes: Sizes
-    misfit: Misfit
-
-
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
-    """The product of the sizes is the number of workers, and carved sizes divide their dims. If another
-    number of ranks fits several components that are wrong now, it is reported in place of their sizes. If
-    a group has more ranks than the cluster, or the group of `colocate`, has devices and fewer would fit, only
-    that is reported."""
-    by_group: dict[str, list[_WrongSize]] = {}
+    """The product of the sizes is the number of workers, and carved sizes divide their dims. Those of a
+    group that do not fit its ranks are reported together. Sizes of a group with more devices than the
+    cluster, or the group of `colocate`, has are not checked."""
+    unfit: dict[str, list[Diagnostic]] = {}
     for component, sizes in _sized(facts):
-        for misfit in _misfits(facts, component, sizes):
-            by_group.setdefault(component.group, []).append(_WrongSize(component, sizes, misfit))
-    for group, wrong in by_group.items():
-        products = [one for one in wrong if one.misfit.rule == "product"]
-        count = _count_that_fits(facts, group)
-        is_beyond = facts.allocation is not None and group in facts.allocation.beyond
-        if (is_beyond or _exceeds_host(facts, group)) and 0 < count < facts.recipe.groups[group].workers:
-            wrong = [one for one in wrong if one not in products]
-        elif count and len(products) > 1:
-            yield _wrong_count(facts, group, products, count)
-            wrong = [one for one in wrong if one not in products]
-        for one in wrong:
-            yield _diagnostic(facts, one.component, one.sizes, one.misfit)
+        misfits = () if _is_beyond(facts, component.group) else _misfits(facts, component, sizes)
+        for misfit in misfits:
+            wrong = _diagnostic(facts, component, sizes, misfit)
+            if misfit.rule == "product":
+                unfit.setdefault(component.group, []).append(wrong)
+            else:
+                yield wrong
+    for first, *others in unfit.values():
+        yield replace(first, seconds=(*first.seconds, *(one.primary for one in others if one.primary)))
 
 
-def _exceeds_host(facts: Facts, name: str) -> bool:
-    """Returns whether a group has more devices than the group whose devices it shares."""
+def _is_beyond(facts: Facts, name: str) -> bool:
+    """Returns whether a group has more devices than the cluster, or than the group
+    whose devices it shares."""
     group = facts.recipe.groups[name]
     host = facts.recipe.groups.get(group.colocate)
-    return isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0
+    exceeds_host = isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0
+    return exceeds_host or (facts.allocation is not None and name in facts.allocation.beyond)
 
 
 def _sized(facts: Facts) -> Iterator[tuple[Component, Sizes]]:
@@ -343,31 +334,6 @@ def _misfits(facts: Facts, component: Component, sizes: Sizes) -> tuple[Misfit, 
         return ()
     needs = LayoutNeeds(facts, component, sizes).needs
     return settle(given, workers, sizes.sequence_parallel, needs).misfits
-
-
-def _count_that_fits(facts: Facts, group: str) -> int:
-    """Returns the least number of workers that fits all components of a group; 0 if there is none."""
-    layouts = [sizes for component, sizes in _sized(facts) if component.group == group]
-    stated = [{key: size for key, size in sizes.given if isinstance(size, int)} for sizes in layouts]
-    count = lcm(*(prod(sizes.get(f"{dim}_size", 1) for dim in DIMS) for sizes in stated))
-    does_fit = not any(settle(dict(sizes.given), count, sizes.sequence_parallel).misfits for sizes in layouts)
-    return count if does_fit else 0
-
-
-def _wrong_count(facts: Facts, name: str, wrong: Sequence[_WrongSize], count: int) -> Diagnostic:
-    """Returns the diagnostic for a number of ranks that fits several components of a group wrongly."""
-    group = facts.recipe.groups[name]
-    components = listed(dict.fromkeys(one.component.name for one in wrong))
-    has = f"group `{name}` has {counted(group.workers, 'rank')}"
-    seconds = tuple(
-        facts.value("components", one.component.name, "parallel", one.misfit.size).with_word(one.misfit.drawn)
-        for one in wrong
-    )
-    devices = count * max(1, group.gpus_per_worker)
-    is_list = isinstance(group.ranks, tuple)
-    help = f"list {devices} devices, which fit" if is_list else f"write {devices}, which fits"
-    message, span = f"{has}, which do not fit the sizes of {components}", facts.value("groups", name, "ranks")
-    return Diagnostic("MC410", message, span, seconds, f"{help} all of them")
 
 
 def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:
