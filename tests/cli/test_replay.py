@@ -170,16 +170,12 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
     ("words", "code", "message"),
     [
         (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group to run"),
-        (["--only", "tow"], 2, "group `tow` does not exist; did you mean `two`?"),
         (["--only", ""], 2, "group `` does not exist; available: `one` and `two`"),
         (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: give --replay ROUTE=DIR for it"),
-        (["--only", "two", "--replay", "made"], 2, "--replay must be ROUTE=DIR, not `made`"),
         (["--only", "two", "--replay", "made -> sen=whole"], 2, "route `made -> sen` does not exist; did you mean `made -> seen`?"),
         (["--only", "two", "--replay", "seen=whole"], 2, "`seen` does not come from another group; available: `made -> seen` and `made`"),
-        (["--only", "one", "--replay", "maid=whole"], 2, "route `maid` does not exist; group `one` takes nothing from others"),
         (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay names route `made -> seen` twice"),
         (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed: folder none does not exist"),
-        (["--only", "two", "--replay", f"made={'n' * 300}"], 4, f"`made -> seen` cannot be replayed: folder {'n' * 300} does not exist"),
         (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: start the run to be replayed with run.record=[made]"),
     ],
 )  # fmt: skip

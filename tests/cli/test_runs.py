@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -53,9 +52,7 @@ NO_RUN = "the run `contrat` does not exist below runs: did you mean `contract`?"
         ("status --dir none", 3, "no runs: the folder none does not exist"),
         ("status empty", 3, "empty is a folder but not a run"),
         ("status -f xml", 2, FORMATS),
-        ("restart -f xml", 2, FORMATS),
         ("runs none", 3, "no runs: the folder none does not exist"),
-        ("runs -f xml", 2, FORMATS),
         ("logs contrat", 3, NO_RUN),
         ("logs contract trian", 2, "the group `trian` does not exist: did you mean `train`?"),
         (
@@ -63,11 +60,8 @@ NO_RUN = "the run `contrat` does not exist below runs: did you mean `contract`?"
             2,
             "the rank `rollout:2` does not exist: `rollout` has 1 worker, from 0 on",
         ),
-        ("logs contract rollout:x", 2, "the rank `rollout:x` does not exist"),
         ("logs --grep (", 2, "--grep (: missing )"),
         ("logs --since 5x", 2, "--since 5x: give 90s, 5m, 2h, 1d or a time such as 20"),
-        ("report contrat", 3, NO_RUN),
-        ("report contract contrat", 3, "the run `contrat` does not exist below runs"),
         ("report contract contract contract", 2, "a report shows one run or two, not 3"),
         ("report -o runs", 2, "`runs` cannot be written: it is a folder"),
         ("report -o none.yaml/x.html", 2, "`none.yaml/x.html` cannot be written: its folder is a file"),
@@ -97,14 +91,6 @@ def test_runs_and_the_state_of_one(place: Path) -> None:
     assert meshctl(place, "status", "contract", "--dir", "others").returncode == 0
     done = meshctl(place, "runs", "empty")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "empty has no runs\n")
-
-
-def test_a_run_that_may_not_be_read(place: Path) -> None:
-    """As another user: root may read everything."""
-    if os.geteuid():
-        (place / "runs" / "contract" / OLD).chmod(0)
-        done = meshctl(place, "status", f"contract/{OLD}")
-        assert done.returncode == 3 and "cannot be read: permission denied" in done.stderr
 
 
 @pytest.mark.parametrize("word", ["contract", f"contract/{OLD}"])
@@ -167,8 +153,6 @@ def test_a_reader_that_has_seen_enough(place: Path) -> None:
         ("", ""),
         ("90s", "1970-01-01T00:58:30.000Z"),
         ("0.5h", "1970-01-01T00:30:00.000Z"),
-        ("1d", "1970-01-01T00:00:00.000Z"),
-        ("2026-11-23T13:14", "2026-11-23T13:14:00.000Z"),
         ("2026-11-23T13:14:15+02:00", "2026-11-23T11:14:15.000Z"),
     ],
 )

@@ -127,23 +127,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"format": "pdf"},
         "format `pdf` does not exist; available: `text`, `json`, `mermaid`, `svg` and `html`",
     ),
-    ({"rank": "train:99"}, "group `train` has no rank 99; it has the ranks 0 to 5"),
-    (
-        {"rank": "nope:0"},
-        "group `nope` does not exist; available: `rollout`, `critic`, `train`, `spare` and `judge`",
-    ),
     ({"rank": "trian:0"}, "group `trian` does not exist; did you mean `train`?"),
-    *(
-        ({"rank": rank}, f"`--rank` must be GROUP:N, such as `train:0`, not `{rank}`")
-        for rank in ("train", "train:-1", ":1")
-    ),
+    ({"rank": "train:-1"}, "`--rank` must be GROUP:N, such as `train:0`, not `train:-1`"),
     (
         {"component": "\x1b[31m"},
         "component `?[31m` does not exist; available: `prompts`, `sampler`, `judge`, `values` and `actor`",
     ),
-    ({"dim": "tp", "component": "acter"}, "component `acter` does not exist; did you mean `actor`?"),
     ({"dim": "fsdpp"}, "dim `fsdpp` does not exist; did you mean `fsdp`?"),
-    ({"node": 2}, "node 2 does not exist; the nodes are 0 to 1"),
     (
         {"rank": "train:0", "node": 1},
         "`--node` and `--rank` show different parts; use one of them (only `--dim` and `--component` combine)",
@@ -155,13 +145,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "`--diff` must be a recipe and overrides, quoted as in a shell; no closing quotation in `'seed=1`",
     ),
     ({"samples": 8}, "`--samples` needs `--rank`: it is the number of samples in a batch for that rank"),
-    ({"samples": 0, "rank": "train:0"}, "`--samples` must be a positive integer, not 0"),
     (
         {"out": "x.PNG"},
         "no format has the suffix `.png`; use `.svg` or `.html`, which a browser displays and prints",
     ),
     ({"out": "folder"}, "`folder` cannot be written: it is a folder"),
-    ({"out": "two_nodes.yaml/x"}, "`two_nodes.yaml/x` cannot be written: its folder is a file"),
 ]
 
 
@@ -312,15 +300,8 @@ NO_LOSS = "must be GROUP:RANK, such as `data:0`, or `node:0`"
     ("lost", "code", "why"),
     [
         ("node:0", 1, "without `node:0` the run ends: `data` is not in `run.elastic`"),
-        (
-            "node:1 train:0",
-            1,
-            "without `node:1` and `train:0` the run ends: `train` has 7 ranks left, and no layout",
-        ),
-        ("node:2", 2, "--lost node:2: the plan has 2 nodes, from 0"),
         ("train:16", 2, "--lost train:16: `train` has 16 workers, from 0"),
         ("tain:1", 2, f"--lost {NO_LOSS}: tain:1"),
-        ("train", 2, f"--lost {NO_LOSS}: train"),
     ],
 )
 def test_a_loss_that_ends_the_run_or_is_none(

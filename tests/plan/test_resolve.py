@@ -6,15 +6,9 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics import Span
 from meshctl.plan.model import Checkpoint, Cluster, Input, Plan, Program
 from meshctl.plan.resolve import resolve
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.code.group_code import GroupCode
-from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import load
-from meshctl.recipe.reader import read
-from meshctl.recipe.rules import Facts, check
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from tests.examples import examples
@@ -175,84 +169,34 @@ groups:
 
 # Whatever the rules accept, `resolve` places
 
-DEVICE_TYPES = st.sampled_from(["cpu", "cuda", "npu"])
-VIEWS = ["ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size"]
-SIZES = st.dictionaries(
-    st.sampled_from(["dp_size", "fsdp_size", "tp_size", "pp_size", "cp_size", *VIEWS]),
-    st.sampled_from([1, 2, "auto"]),
-    max_size=3,
-)
-
-
-@st.composite
-def groups(draw: st.DrawFn, index: int) -> dict[str, Any]:
-    kind = draw(DEVICE_TYPES)
-    if kind == "cpu":
-        return {"ranks": draw(st.sampled_from([1, 2, 4])), "device_type": kind}
-    lists = st.lists(st.integers(10 * index, 10 * index + 9), min_size=1, max_size=4, unique=True)
-    ranks = draw(st.one_of(st.sampled_from([1, 2, 4]), lists))
-    extra = draw(st.sampled_from([{}, {}, {"gpus_per_worker": 2}, {"visible_devices": "0,1,2,3"}]))
-    return {"ranks": ranks, "device_type": kind, **extra}
-
-
-CALLS = ["next", "score", "compare", "update"]
-TARGETS = {"next": "Prompts", "score": "Judge", "compare": "Judge", "update": "Actor"}
+RANKS = ["[0, 1, 2, 5]", "[3, 1, 0, 2]", "8", "2"]
 WORDS = [
-    *({"every": 2}, {"collect": "sum"}, {"execute": "first"}, {"execute": "peer"}, {"when": "end"}),
-    {"dispatch": {"allow_empty": True}},
+    "every: 2",
+    "collect: sum",
+    "execute: peer",
+    "when: end",
+    "dispatch: {allow_empty: true}",
+    "after: both",
 ]
-SIZES_OF_NODES = [8, [8, 4, 0, 16], {"gpu": 8, "npu": [30, 6]}]
-CLUSTERS = [{"nodes": 2}, *({"devices_per_node": sizes} for sizes in SIZES_OF_NODES)]
+CHANGES = [
+    *(f"groups.{group}.{key}" for group in ("rollout", "train") for key in ("device_type=npu", "gpus_per_worker=2")),
+    *(f"groups.{group}.ranks={ranks}" for group in ("rollout", "train") for ranks in RANKS),
+    *("groups.train.colocate=rollout", "groups.judge.ranks=5", "groups.judge.device_type=npu"),
+    *(f"cluster.devices_per_node={each}" for each in ("[8, 4, 0, 16]", "{gpu: 8, npu: [30, 6]}")),
+    *("cluster.nodes=2", "cluster.nodes=3", "~cluster"),
+    *(f"components.{name}.parallel={{{size}_size: auto}}" for name in ("sampler", "actor") for size in ("tp", "pp", "fsdp")),
+    *(f"components.actor.parallel.{view}_size=2" for view in ("ulysses", "ep", "etp", "vpp")),
+    *(f"pipeline.{stage}.{word}" for stage in ("scored", "both", "metrics") for word in (each.replace(": ", "=", 1) for each in WORDS)),
+]  # fmt: skip
 
 
-@st.composite
-def recipes(draw: st.DrawFn) -> dict[str, Any]:
-    """Draws recipes, most of them correct."""
-    names = [f"g{index}" for index in range(draw(st.integers(1, 3)))]
-    made: dict[str, Any] = {name: draw(groups(index)) for index, name in enumerate(names)}
-    types = [group["device_type"] for group in made.values()]
-    if types[1:] and types[0] == types[1] != "cpu" and draw(st.booleans()):
-        made["g1"]["colocate"] = "g0"
-    kinds = draw(st.lists(st.sampled_from(CALLS), min_size=len(names), max_size=4))
-    components: dict[str, Any] = {"source": {"_target_": "arithmetic.Prompts", "group": names[0]}}
-    for index, kind in enumerate(kinds):
-        group = names[index] if index < len(names) else draw(st.sampled_from(names))
-        same = [name for name, other in components.items() if other["group"] == group]
-        parallel = draw(st.one_of(st.none(), SIZES, st.sampled_from(same) if same else st.none()))
-        components[f"c{index}"] = {"_target_": f"arithmetic.{TARGETS[kind]}", "group": group}
-        if parallel:
-            components[f"c{index}"]["parallel"] = parallel
-    pipeline: dict[str, Any] = {"s0": {"call": "source.next", "samples": draw(st.sampled_from([1, 4, 64]))}}
-    for index, kind in enumerate(kinds):
-        earlier = st.sampled_from(list(pipeline))
-        stage: dict[str, Any] = {"call": f"c{index}.{kind}"}
-        if kind == "next":
-            stage["samples"] = draw(st.sampled_from([4, 16]))
-        elif kind == "compare":
-            other = {"from": draw(earlier), "dispatch": draw(st.sampled_from(["all", "slice"]))}
-            stage["in"] = {"batch": draw(earlier), "other": other}
-        else:
-            stage["in"] = draw(st.one_of(earlier, st.lists(earlier, min_size=1, max_size=2, unique=True)))
-        if draw(st.booleans()):
-            stage |= draw(st.sampled_from([*WORDS, {"after": draw(earlier)}]))
-        pipeline[f"s{index + 1}"] = stage
-    order = draw(st.permutations(list(pipeline)))
-    cluster = draw(st.sampled_from([{}, {}, *({"cluster": cluster} for cluster in CLUSTERS)]))
-    stages = {name: pipeline[name] for name in order}
-    return {"groups": made, "components": components, "pipeline": stages, **cluster}
-
-
-@settings(
-    max_examples=examples(25, 150), suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
-)
-@given(recipes())
-def test_resolve_never_fails_on_what_the_rules_accept(recipe: dict[str, Any]) -> None:
-    tree = of_plain(recipe, Span("x.yaml", 1, 1))
-    result = read(tree, "stem")
-    facts = Facts(result, tree, GroupCode(Code((str(GOLDEN),))))
-    found = [*result.found, *check(facts)]
-    assume(not any(one.severity == "error" for one in found))
-    plan = resolve(result.recipe, facts.endpoints())
+@settings(max_examples=examples(25, 150), suppress_health_check=[*HealthCheck])
+@given(st.lists(st.sampled_from(CHANGES), max_size=5, unique_by=lambda change: change.partition("=")[0]))
+def test_resolve_never_fails_on_what_the_rules_accept(changes: list[str]) -> None:
+    held = {str(GOLDEN / "recipe.yaml"): IN_DESIGN.encode()}
+    loaded = load("recipe.yaml", changes, GOLDEN, path=(str(GOLDEN),), held=held)
+    assume(not loaded.report.errors)
+    plan = resolve(loaded.recipe, loaded.endpoints)
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     seen: list[str] = []
     for stage in plan.stages:

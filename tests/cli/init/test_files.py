@@ -173,16 +173,12 @@ def test_all_files_are_written_or_none(
         ("grpo.v2", "grpo.v2.yaml", "grpo_v2"),
         ("7b", "7b.yaml", "job_7b"),
         ("torch", "torch.yaml", "torch_job"),
-        ("meshctl", "meshctl.yaml", "meshctl_job"),
         ("random", "random.yaml", "random_job"),
         ("class", "class.yaml", "class_job"),
         ("größe", "größe.yaml", "gr__e"),
-        ("no", "no.yaml", "no"),
         ("1e3", "1e3.yaml", "job_1e3"),
         ("it's here/x", "it's here/x.yaml", "x"),
-        ("x/", "x/train.yaml", "train"),
         ("there", "there/train.yaml", "train"),
-        (".", "train.yaml", "train"),
         ("./package.yaml", "package.yaml", "package_job"),
     ],
 )
@@ -198,9 +194,7 @@ def test_names(name: str, recipe: str, module: str, here: Path) -> None:
     assert plan.name == Path(recipe).stem and plan.component("trainer").target == f"{module}.Trainer"
 
 
-@pytest.mark.parametrize(
-    "name", ["a b", "-x", "a\nb", "a=b", "~x", "x" * 300, "a\0b", "\x1b[31m", "..yaml", "*", "@"]
-)
+@pytest.mark.parametrize("name", ["a b", "-x", "a=b", "x" * 300, "a\0b", "\x1b[31m", "..yaml"])
 def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert init(name, Options()) == 2
     output, wrong = capsys.readouterr()
@@ -229,20 +223,15 @@ WRONG = {
     Options(device="tpu"): "device `tpu` does not exist; available: `cpu`, `cuda`, `npu` and `mps`",
     Options(ranks=0): "the number of ranks must be from 1 to 100,000, not 0",
     Options(layout="tp"): "layout `tp` does not exist; available: `fsdp`, `dp` and `hsdp`",
-    Options("grpo", ranks=1): "grpo has the groups `rollout` and `train`: on cpu it needs at least 2 ranks",
     Options("distill_on_policy", ranks=2): (
         "distill_on_policy has the groups `rollout`, `teacher` and `train`: on cpu it needs at least 3 ranks"
     ),
-    Options(
-        "grpo", ranks=2, layout="fsdp"
-    ): "fsdp does not fit the 1 rank of `train` on cpu; available: `dp`",
     Options("train", ranks=3, layout="hsdp"): (
         "hsdp does not fit the 3 ranks of `train` on cpu; available: `fsdp` and `dp`"
     ),
     Options(device="mps", ranks=2): "a machine has one mps device, not 2",
     Options("script", layout="dp"): "a script has a layout of its own: do not give one",
     Options("train", script="x.py"): "a script is only for the kind `script`, not train",
-    Options(script="none.py"): "script `none.py` does not exist",
     Options(script="a\0b"): "script `a?b` does not exist",
 }
 
