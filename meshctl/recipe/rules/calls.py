@@ -198,8 +198,12 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     gives = f"but stage `{stage.name}` passes {value}"
     span = facts.key("pipeline", stage.name, "in") if stage.inputs else call.span
     if not signature.first and not signature.has_varargs:
-        takes = "has keyword-only parameters" if signature.keywords else "has no parameters"
-        yield Diagnostic("MC516", f"{call.name} {takes}, {gives}", span, help=_how_to_pass(call))
+        takes, help = "has no parameters", "add one, or write `in: []` for a stage without data"
+        if keywords := signature.keywords:
+            takes, help = "has keyword-only parameters", f"write it by name: in: {{{keywords[0]}: STAGE}}"
+        if stage.is_source:
+            help = "a source is called with the range of its sample numbers"
+        yield Diagnostic("MC516", f"{call.name} {takes}, {gives}", span, help=help)
         return
     missing = [parameter for parameter in signature.required if parameter != signature.first]
     if missing:
@@ -209,20 +213,6 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         if stage.is_source:
             help = f"a source is called with this range only: give {listed(missing)} a default"
         yield Diagnostic("MC516", message, span, help=help)
-
-
-def _how_to_pass(call: Call) -> str:
-    """Returns the help for a method without positional parameters."""
-    stage, keywords = call.stage, call.signature.keywords
-    if keywords:
-        return f"write it by name: in: {{{keywords[0]}: {_stages(stage.inputs[0])}}}" if stage.inputs else ""
-    if stage.is_source:
-        return "a source is called with the range of its sample numbers"
-    return "add a parameter, or write `in: []` for a stage without data"
-
-
-def _stages(given: Input) -> str:
-    return given.stages[0] if len(given.stages) == 1 else f"[{', '.join(given.stages)}]"
 
 
 def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:

@@ -14,7 +14,7 @@ from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tables import extras_of
 from meshctl.recipe.compose.folders import files
 from meshctl.recipe.compose.yaml_tree import plain
-from meshctl.recipe.fixes import meant, renamed
+from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
@@ -35,36 +35,24 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
             users.setdefault(found.module, []).append(name)
     for module, (first, *others) in users.items():
         spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
-        help = _where_to_look(facts, first)
         span = facts.value("components", first, "_target_")
         seconds = tuple(s.with_word("and here") for s in spans)
         fixes = tuple(fix for name in (first, *others) for fix in _retargeted(facts, name))
-        message = f"module `{module}` was not found"
-        if _is_component_class(facts.code_of(first), module):
-            message, help = f"`{module}` is a class, not a module", f"write `{module}`"
-        yield Diagnostic("MC501", message, span, seconds, help, fixes=fixes)
+        help = f"did you mean `{fixes[0].text}`?" if fixes else _where_to_look(facts, first)
+        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help, fixes=fixes)
 
 
 def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
     """Returns the edit of a `_target_` whose module is misspelt; empty if it is not clear what was meant."""
     target = facts.recipe.components[component].target
     owner, _, name = target.rpartition(".")
-    module = meant(owner, _modules(facts))
-    found = facts.code_of(component).find(f"{module}.{name}") if module else None
-    right = meant(name, found.names) if isinstance(found, NotFound) else name
-    if not isinstance(found, (Class, NotFound)) or not right:
+    right = f"{nearest(owner, _modules(facts))}.{name}"
+    if not isinstance(facts.code_of(component).find(right), Class):
         return ()
-    return (Fix(facts.value("components", component, "_target_"), target, f"{module}.{right}"),)
+    return (Fix(facts.value("components", component, "_target_"), target, right),)
 
 
 def _where_to_look(facts: Facts, component: str) -> str:
-    target = facts.recipe.components[component].target
-    owner = target.rpartition(".")[0]
-    if near := nearest(owner, _modules(facts)):
-        name = target.rpartition(".")[2]
-        found = facts.code_of(component).find(f"{near}.{name}")
-        right = nearest(name, found.names) if isinstance(found, NotFound) else ""
-        return f"did you mean `{near}.{right or name}`?"
     interpreter = facts.group_code.interpreters.get(facts.recipe.components[component].group)
     packages = f"the packages of {interpreter.path}" if interpreter else "the installed packages"
     return f"searched in {listed(facts.code.own)} and {packages}"
@@ -76,11 +64,6 @@ def _modules(facts: Facts) -> list[str]:
     found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
     own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
     return sorted({*found, *own, *READY_MADE})
-
-
-def _is_component_class(code: Code, target: str) -> bool:
-    found = code.find(target) if "." in target else None
-    return isinstance(found, Class) and found.is_component is not False
 
 
 def class_is_component(facts: Facts) -> Iterator[Diagnostic]:

@@ -4,7 +4,6 @@ and process groups that span nodes."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from math import gcd
 
 from meshctl.dataclass import dataclass
@@ -13,14 +12,14 @@ from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
-from meshctl.topology.cluster import Cluster, NodeRanges, Piece
+from meshctl.topology.cluster import Cluster, NodeRanges
 from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 MAX_SHOWN = 3
-"""Maximum number of places or groups that are listed."""
+"""Maximum number of groups that are listed."""
 CODES = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
 """Dims whose process groups communicate within every layer and therefore should not span nodes -> code of
 the warning."""
@@ -48,11 +47,11 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
             for group in groups[:MAX_SHOWN]
         )
         are = "is" if device_count(idle) == 1 else "are"
+        cluster, first = allocation.cluster, idle[0][0]
         message = f"{device_count(idle)} of {total} {kind} devices {are} not used by any group"
-        span = _stated(facts, kind, idle[0][0], allocation.cluster)
+        span, node = _stated(facts, kind, first, cluster), cluster.node_of(kind, first)
         help = "give them to a group, or remove them from `cluster`"
-        where = _listed(idle, allocation.cluster, kind)
-        yield Diagnostic("MC320", f"{message}: {where}", span, seconds, help, "warning")
+        yield Diagnostic("MC320", f"{message}, the first on node {node}", span, seconds, help, "warning")
 
 
 def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
@@ -71,26 +70,6 @@ def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
             idle.append((end, start))
         end = max(end, stop)
     return tuple(idle)
-
-
-def _listed(idle: DeviceRanges, cluster: Cluster, kind: str) -> str:
-    """Returns devices as text: `4-7 of node 0, number 3 of node 1, all 8 of nodes 2-5`."""
-    pieces = [piece for start, stop in idle for piece in cluster.pieces(kind, start, stop)]
-    shown = [_piece(piece, cluster, kind) for piece in pieces[:MAX_SHOWN]]
-    return ", ".join([*shown, *(["..."] if len(pieces) > MAX_SHOWN else [])])
-
-
-def _piece(piece: Piece, cluster: Cluster, kind: str) -> str:
-    numbers = _numbers(piece.number, piece.each)
-    if piece.each == 1:
-        numbers = f"number {numbers}"
-    elif piece.each == cluster.devices_on(kind, piece.first_node):
-        numbers = f"all {piece.each}"
-    return f"{numbers} of {'node' if piece.nodes == 1 else 'nodes'} {_numbers(piece.first_node, piece.nodes)}"
-
-
-def _numbers(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
@@ -157,22 +136,13 @@ def _spans_nodes(
         which = "all" if reach == "all" else "some of the"
         message = f"{which} {count} {dim} groups of `{name}` cross nodes"
     span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    counts = _ranks_per_node(runs)
+    counts = sorted({run.each for run in runs})
     ranks = counted(counts[0], "rank") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
     second = facts.value("groups", component.group, "ranks").with_word(
         f"`{component.group}` has {ranks} on a node"
     )
     help = _how_to_stay(mesh, counts, dim)
     return Diagnostic(CODES[dim], message, span, (second,), help, "warning")
-
-
-def _ranks_per_node(runs: Sequence[NodeRun]) -> list[int]:
-    """Returns the different numbers of ranks on a node, in ascending order."""
-    changes: dict[int, int] = {}
-    for run in runs:
-        changes[run.first_node] = changes.get(run.first_node, 0) + run.each
-        changes[run.last_node + 1] = changes.get(run.last_node + 1, 0) - run.each
-    return sorted({count for count in accumulate(changes[node] for node in sorted(changes)) if count})
 
 
 def _how_to_stay(mesh: DeviceMesh, counts: Sequence[int], dim: str) -> str:

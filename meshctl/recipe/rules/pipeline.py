@@ -1,15 +1,12 @@
 """MC51x to MC55x and MC572 to MC577: the names to which a recipe refers, the order of stages, and blocks of
 stages that run several times in a step (`repeat`).
 
-An unknown name is reported once, with all places that use it. If it is similar to a group, component or stage
-to which nothing refers, the definition is probably misspelt and is reported instead.
+An unknown name is reported once, with all places that use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import field
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from meshctl.dataclass import dataclass
@@ -26,7 +23,6 @@ from meshctl.topology.modes import COLLECT, DISPATCH
 
 MAX_SECONDS = 4
 """Maximum number of further places of an unknown name that a report shows."""
-NOUNS = {"groups": "group", "components": "component", "pipeline": "stage"}
 
 
 @dataclass(frozen=True)
@@ -122,17 +118,9 @@ def _stages(facts: Facts) -> Iterator[Reference]:
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
     for _, metric, span in facts.named_metrics() if facts.recipe.pipeline else ():
-        other = _stage_of(facts, metric)
+        other, _ = facts.recipe.metric(metric)
         message = f"stage `{other}` of metric `{metric}` does not exist"
         yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
-
-
-def _stage_of(facts: Facts, metric: str) -> str:
-    """Returns the name of the stage in a metric; of a misspelt block, the name with the inner stage."""
-    name, rest = facts.recipe.metric(metric)
-    inner = f"{name}.{rest.partition('.')[0]}"
-    is_inner = name not in facts.recipe.pipeline and "." in rest and nearest(inner, facts.recipe.pipeline)
-    return inner if is_inner else name
 
 
 def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
@@ -154,56 +142,20 @@ def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield other, ("after", str(index)) if len(stage.after) > 1 else ("after",)
 
 
-@dataclass
-class _Names:
-    """The names of `groups`, `components` or `pipeline`: the defined ones, the used ones, and those that are
-    used and not defined."""
-
-    defined: tuple[str, ...]
-    used: set[str] = field(default_factory=set)
-    missing: dict[str, list[Reference]] = field(default_factory=dict)
-
-    @cached_property
-    def unused(self) -> tuple[str, ...]:
-        return tuple(name for name in self.defined if name not in self.used)
-
-
 def names_exist(facts: Facts) -> Iterator[Diagnostic]:
-    defined: Mapping[str, Mapping[str, object]] = {
-        "groups": facts.recipe.groups,
-        "components": facts.recipe.components,
-        "pipeline": facts.recipe.pipeline,
-    }
-    by_top = {top: _Names(tuple(names)) for top, names in defined.items()}
+    recipe = facts.recipe
+    defined = {"groups": [*recipe.groups], "components": [*recipe.components], "pipeline": [*recipe.pipeline]}
+    missing: dict[tuple[str, str], list[Reference]] = {}
     for one in references(facts):
-        names = by_top[one.top]
-        if facts.is_named(one.top, one.name):
-            names.used.add(one.name)
-        else:
-            names.missing.setdefault(one.name, []).append(one)
-    for names in by_top.values():
-        for name, some in names.missing.items():
-            misspelt = nearest(name, names.unused) if len(some) > 1 else ""
-            yield _definition(facts, misspelt, name, some) if misspelt else _missing(names, some)
+        if not facts.is_named(one.top, one.name):
+            missing.setdefault((one.top, one.name), []).append(one)
+    for (top, _), some in missing.items():
+        yield _missing(defined[top], some)
 
 
-def _definition(facts: Facts, name: str, meant: str, some: list[Reference]) -> Diagnostic:
-    """Returns the diagnostic for a name that is misspelt in its definition."""
-    (block, _, inner), (meant_block, _, meant_inner) = name.partition("."), meant.partition(".")
-    if inner and inner == meant_inner:
-        name, meant = block, meant_block
-    span, noun = facts.key(some[0].top, name), NOUNS[some[0].top]
-    seconds = tuple(one.span.with_word(f"`{meant}` is used here") for one in some[:MAX_SECONDS])
-    message = f"{noun} `{meant}` is used {len(some)} times but does not exist; `{name}` is never used"
-    fixes = renamed(span, name, [meant])
-    return Diagnostic(
-        some[0].code, message, span, seconds, f"did you mean `{meant}`?", fixes=fixes, missing=True
-    )
-
-
-def _missing(names: _Names, some: list[Reference]) -> Diagnostic:
+def _missing(defined: Sequence[str], some: list[Reference]) -> Diagnostic:
     first = some[0]
-    options = names.defined if first.options is None else first.options
+    options = defined if first.options is None else first.options
     others = [other for other in options if other != first.own]
     near = nearest(first.name, others)
     help = f"did you mean `{near}`?"

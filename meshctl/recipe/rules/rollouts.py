@@ -258,29 +258,12 @@ def _diagnostic(facts: Facts, stage: Stage, needed: Needed) -> Diagnostic:
 
 def _help(facts: Facts, stage: Stage, column: str) -> str:
     """Returns where a column comes from: a stage of the recipe, or what `providers` of the class names."""
-    producers = [one.name for one in facts.recipe.pipeline.values() if _can_take(facts, stage, one, column)]
-    if producers:
-        taken = ", ".join((*stage.takes, producers[0]))
-        return f"take `{producers[0]}` too: in: [{taken}]"
+    stages = [one for one in facts.recipe.pipeline.values() if one.block in ("", stage.block)]
+    producers = [one.name for one in stages if one is not stage and column in (own_columns(facts, one) or ())]
     provider = entries_in(facts.code_of(stage.component), PROVIDERS).get(column, "")
+    if producers:
+        return f"take `{producers[0]}` too"
     return f"`{column}` comes from {provider}" if provider else ""
-
-
-def _can_take(facts: Facts, stage: Stage, producer: Stage, column: str) -> bool:
-    """Returns whether a stage makes a column, and comes before or beside another stage."""
-    columns = own_columns(facts, producer)
-    is_elsewhere = producer.block not in ("", stage.block)
-    if not columns or column not in columns or is_elsewhere:
-        return False
-    waiting, seen = [producer.name], {""}
-    while waiting:
-        name = waiting.pop()
-        if name == stage.name:
-            return False
-        source = facts.recipe.pipeline.get(name)
-        waiting += [one for one in (source.takes if source else ()) if one not in seen]
-        seen.add(name)
-    return True
 
 
 # Columns

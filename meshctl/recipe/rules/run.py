@@ -3,7 +3,6 @@ that `run.record` names, the steps of `run.trace`, and the trackers of `run.trac
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from meshctl.diagnostics import Diagnostic, Span
@@ -28,12 +27,6 @@ def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
         stage = facts.recipe.pipeline.get(name)
         if stage is None:
             continue
-        words = re.split(r"[\s,]+", metric.strip("[] "))
-        if len(words) > 1 and all(facts.recipe.metric(word)[0] in facts.recipe.pipeline for word in words):
-            message = f"`{metric}` is not a metric, but {len(words)} of them"
-            yield Diagnostic(
-                "MC560", message, span, help=f"is a `,` missing? write [{', '.join(words)}]", missing=True
-            )
         if not rest:
             message = f"`{metric}` is {'not a metric' if dot else 'a stage'}; metrics are named STAGE.NAME"
             options = [f"{name}.{option}" for option in _metrics_of(facts, name)]

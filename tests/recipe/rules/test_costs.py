@@ -25,7 +25,7 @@ def test_what_does_not_idle() -> None:
     assert not of_train({"devices_per_node": 8}, 3, "cpu")
     assert not of_train({"nodes": 2, "devices_per_node": 2}, 1, "mps")
     (found,) = of_train({"nodes": 2, "devices_per_node": 1}, 1, "mps")
-    assert found.message.startswith("1 of 2 mps devices is not used by any group: number 0 of node 1")
+    assert found.message.startswith("1 of 2 mps devices is not used by any group, the first on node 1")
 
 
 def test_a_hundred_thousand_ranks_across_nodes() -> None:

@@ -112,16 +112,16 @@ def test_given_columns_are_accepted(tmp_path: Path, args: str, inputs: str, give
 @pytest.mark.parametrize(
     ("args", "inputs", "given", "missing", "function", "help"),
     [
-        ("loss: grpo", "rollouts", {}, "rewards", "advantage `grpo`", "take `scored` too: in: [rollouts, scored]"),
-        ("loss: ppo", "scored", {}, "values", "advantage `gae`", "take `values` too: in: [scored, values]"),
-        ("loss: value, head: score", "[scored]", {}, "values", "advantage `gae`", "take `values` too: in: [scored, values]"),
-        (f"loss: grpo, {KL}", "[scored]", {}, "ref_logprobs", "loss `grpo`", "take `ref` too: in: [scored, ref]"),
-        ("loss: ppo, advantage_options: {kl: 1}", "[scored, values]", {}, "ref_logprobs", "advantage `gae`", "take `ref` too: in: [scored, values, ref]"),
-        (SAMPLED, "scored", {}, "teacher_logprobs", "loss `distill`", "take `lesson` too: in: [scored, lesson]"),
+        ("loss: grpo", "rollouts", {}, "rewards", "advantage `grpo`", "take `scored` too"),
+        ("loss: ppo", "scored", {}, "values", "advantage `gae`", "take `values` too"),
+        ("loss: value, head: score", "[scored]", {}, "values", "advantage `gae`", "take `values` too"),
+        (f"loss: grpo, {KL}", "[scored]", {}, "ref_logprobs", "loss `grpo`", "take `ref` too"),
+        ("loss: ppo, advantage_options: {kl: 1}", "[scored, values]", {}, "ref_logprobs", "advantage `gae`", "take `ref` too"),
+        (SAMPLED, "scored", {}, "teacher_logprobs", "loss `distill`", "take `lesson` too"),
         ("loss: distill", "[scored, lesson]", {}, "teacher_top_logprobs", "loss `distill`", "`teacher_top_logprobs` comes from a stage that calls `teacher_logprobs` of a teacher with `top_logprobs`"),
         ("loss: mine.bonus", "[scored]", {}, "bonus", "loss `mine.bonus`", ""),
         ("loss: mine.bonus", "[scored]", {"actor": "mine.Plain"}, "bonus", "loss `mine.bonus`", ""),
-        ("loss: dpo", "[scored]", {}, PAIRS, "loss `dpo`", "`chosen_logprobs` comes from a source of pairs, `meshctl.data.Pairs`; take `ref` too: in: [scored, ref]"),
+        ("loss: dpo", "[scored]", {}, PAIRS, "loss `dpo`", "`chosen_logprobs` comes from a source of pairs, `meshctl.data.Pairs`; take `ref` too"),
         ("loss: grpo", "[scored]", OWN, "rewards", "advantage `grpo`", "`rewards` comes from a stage that calls a reward component"),
     ],
 )  # fmt: skip
