@@ -30,7 +30,7 @@ import torch.distributed as dist
 import meshctl.engines.node.node_process as _node_process  # imported before any fork, as the command does
 from meshctl.cli.launch import print_cause
 from meshctl.engines.engine import Job
-from meshctl.engines.local import LocalEngine, LocalHandle
+from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import RunHeld, begin
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
@@ -117,18 +117,14 @@ def worker(environ: Mapping[str, str]) -> int:
         write_metrics(journal, mode, step)
         time.sleep(0.01)
         step += 1
-    if "at_end" in mode:  # a stage at the end runs after the checkpoint of the last step
-        while run.saved() < STEPS:
-            time.sleep(0.01)
-        write_metrics(journal, mode, STEPS, loss_of(mode, STEPS + 1))
     ending.leave()
     journal.write("done", step=ending.last)
     dist.destroy_process_group()
     return 0
 
 
-def write_metrics(journal: Journal, mode: list[str], step: int, more: float | None = None) -> None:
-    if (value := more or loss_of(mode, step)) is not None:
+def write_metrics(journal: Journal, mode: list[str], step: int) -> None:
+    if (value := loss_of(mode, step)) is not None:
         journal.write("metric", step=step, stage="eval", values={"loss": value}, weight=1.0, collect="mean")
     journal.write("step", step=step, seconds=0.0, stages={}, routes={})
 
@@ -158,15 +154,6 @@ def misbehave(mode: list[str], journal: Journal) -> None:
         time.sleep(0.1)
 
 
-class ByHand(LocalEngine):
-    """An engine that starts every node process by the command that `render` returns."""
-
-    def start(self, job: Job) -> LocalHandle:
-        handle = LocalHandle(job)
-        handle.restart([command.node for command in self.render(job.plan, job.run, job.head).commands])
-        return handle
-
-
 def launch(request: Mapping[str, Any]) -> int:
     folder = Path(str(request["folder"]))
     plan = Plan.from_json(json.dumps(request["plan"]))
@@ -179,9 +166,8 @@ def launch(request: Mapping[str, Any]) -> int:
     (folder / "run").write_text(str(attempt.run.path))
     with Signals().handled() as signals:
         job = Job(plan, attempt.run, worker, keep=(attempt.lock,))
-        engine = ByHand() if request.get("by_hand") else LocalEngine()
         over = folder / "over"  # where this file is, no time is left
-        supervisor = Supervisor(engine, signals, lambda: math.inf if over.exists() else 0.0)
+        supervisor = Supervisor(LocalEngine(), signals, lambda: math.inf if over.exists() else 0.0)
         outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])
     print_cause(outcome)
     return outcome.code

@@ -185,30 +185,3 @@ def test_processes_may_die_at_any_moment(folder: Path, seed: int) -> None:
     (folder / "recipe.yaml").write_text(test_exactly_once.RECIPE.replace("keep: 2", "keep: 2, async: true"))
     kills = test_exactly_once.generated(seed, 5, 60)
     assert test_exactly_once.check(folder, 60, kills, seed) >= 4
-
-
-@pytest.fixture
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 2 MiB, where this process may mount one."""
-    path = folder / "runs"
-    path.mkdir()
-    if os.system(f"mount -t tmpfs -o size=2m tmpfs {path} 2>/dev/null"):
-        pytest.skip("only root can mount a file system")
-    yield path
-    os.system(f"umount {path}")
-
-
-@pytest.mark.nightly
-def test_a_full_disk_is_a_warning_with_the_path(small_disk: Path, folder: Path) -> None:
-    size = "components.learner.args={size: 100000}"  # 800 kB: two checkpoints do not fit
-    keep = "run.checkpoint.keep=2"
-    done = Running(folder, "full").begin("recipe.yaml", "name=full", ASYNC, size, keep).end()
-    run = Running(folder, "full").run
-    place = str(run.checkpoint(6))
-    [line] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 5
-    assert line.startswith(f"error: the last checkpoint, of step 6, could not be written: {place}"), line
-    assert "No space left on device" in line or "bytes are free on its disk" in line
-    newest = run.checkpoint(run.saved())  # that of step 2, if 6 filled the disk before 4 had its manifest
-    assert run.saved() in (2, 4) and not run.checkpoint(6).exists()
-    assert Manifest.read(newest).damage(newest) == ""

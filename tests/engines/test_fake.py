@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -34,7 +31,7 @@ from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
 from meshctl.run.settings import Elastic
 from meshctl.run.shutdown import PREFIX
-from tests.engines.fake import FakeEngine, FakeHandle, FakeMain, FakeNode, FakeWorker
+from tests.engines.fake import FakeEngine, FakeHandle, FakeNode, FakeWorker
 
 
 class Recording:
@@ -139,8 +136,7 @@ def test_the_reason_is_the_stream_that_ended_first(two_nodes: Plan, tmp_path: Pa
     assert (outcome.code, outcome.reason) == (0, "the data of `early` ended")
 
 
-@pytest.mark.parametrize("where", ["here", "inside"])
-def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
+def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path) -> None:
     signals, began = Signals(), threading.Event()
 
     def worker(job: FakeWorker) -> int:
@@ -153,7 +149,7 @@ def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
         signals.receive(signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
-    outcome, seen = run(FakeEngine(worker, where), two_nodes, tmp_path, signals)
+    outcome, seen = run(FakeEngine(worker, "inside"), two_nodes, tmp_path, signals)
     assert outcome.code == 130
     assert outcome.cause is None
     assert seen.end and seen.end[0] == outcome.code
@@ -185,52 +181,6 @@ def test_the_nodes_receive_beats_while_the_smaller_plan_is_made(
     job = Job(plan, attempt.run, lambda environ: 70, resize=resize)
     supervisor = Supervisor(FakeEngine(worker, lease_s=3600.0), Signals())
     assert supervisor.run(job, attempt, list).code == 0
-
-
-class Late(FakeHandle):
-    """The exit of a node process can be read some time after its connection has ended, as on a busy machine."""
-
-    def __init__(self, job: Job, worker: FakeMain) -> None:
-        self._reader, self._writer = os.pipe()
-        super().__init__(job, worker)
-        self._exit = threading.Thread(target=self._exits, args=[self.node(0)])
-        self._exit.start()
-
-    def _exits(self, node: FakeNode) -> None:
-        node.join()
-        time.sleep(0.3)
-        os.write(self._writer, b"x")
-
-    def files(self) -> list[int]:
-        return [self._reader] if self._nodes else []
-
-    def poll(self) -> list[Exited]:
-        return super().poll() if select.select([self._reader], [], [], 0)[0] else []
-
-    def close(self) -> None:
-        super().close()
-        self._exit.join()
-        os.close(self._reader)
-        os.close(self._writer)
-
-
-class LosingLate(FakeEngine):
-    handle: FakeHandle
-
-    def start(self, job: Job) -> FakeHandle:
-        self.handle = Late(job, self._worker)
-        return self.handle
-
-
-def test_the_exit_of_a_node_process_is_the_cause_although_its_connection_ends_first(tmp_path: Path) -> None:
-    def worker(job: FakeWorker) -> int:
-        losing.handle.node(0).end(-signal.SIGKILL)
-        job.journal().write("fault", error="the fork server is gone", traceback="", lost=True)
-        return until_stopped(job)
-
-    losing = LosingLate(worker)
-    outcome, _ = run(losing, plan_of(tmp_path, ("one", 1)), tmp_path)
-    assert (outcome.code, outcome.reason) == (5, "the node process of node 0: killed by SIGKILL")
 
 
 def test_the_end_of_a_node_process_comes_before_the_workers_that_miss_it(

@@ -30,7 +30,6 @@ from tests.engines.processes import name_of, parent_of
 from tests.engines.ray_cluster import RayCluster, ray_cluster
 from tests.engines.test_ssh import rows
 from tests.hang import HANG_S
-from tests.paths import ROOT
 
 THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
 THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
@@ -112,25 +111,6 @@ def is_clean(folder: Path, cluster: RayCluster, limit_s: float = 60) -> bool:
             return True
         time.sleep(0.5)
     return False
-
-
-@needs_ray
-@pytest.mark.slow_suite
-def test_grpo_over_three_machines_equals_the_run_on_one(cluster: RayCluster, tmp_path: Path) -> None:
-    for place in ("here", "there"):
-        shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
-        shutil.copy(ROOT / "recipes" / "grpo_arithmetic.yaml", tmp_path / place)
-    sizes = ["groups.rollout.ranks=3", "groups.train.ranks=3", "groups.judge.ranks=3", "run.steps=6"]
-    sizes += ["components.sampler.parallel.dp_size=3", "components.actor.parallel.fsdp_size=3"]
-    sizes += ["run.checkpoint.every=3"]
-    words = ["grpo_arithmetic.yaml", *sizes, "cluster.nodes=3", *options(cluster), "engine.ray.cpus=3"]
-    there = meshctl(tmp_path / "there", "launch", *words)
-    assert there.returncode == 0, there.stderr
-    assert there.stderr == ""
-    here = meshctl(tmp_path / "here", "launch", "grpo_arithmetic.yaml", *sizes)
-    assert here.returncode == 0, here.stderr
-    assert rows(tmp_path / "there") == rows(tmp_path / "here") and len(rows(tmp_path / "here")) == 6
-    assert is_clean(tmp_path / "there", cluster)
 
 
 @needs_ray

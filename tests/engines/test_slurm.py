@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from tests.engines.processes import command_lines_with_token, name_of
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
 from tests.hang import HANG_S
-from tests.paths import ROOT
 
 needs_slurm = pytest.mark.skipif(
     bool(slurm_cluster.missing()), reason=f"needs {', '.join(slurm_cluster.missing())}"
@@ -371,21 +369,3 @@ def test_a_setup_that_fails_names_its_host(run: Slurmed) -> None:
     assert done.returncode == 4, done.stderr
     assert re.search(r"host n\d \(node \d\) has failed in `engine.slurm.setup`: cd /nowhere", done.stderr)
     assert not run.processes()
-
-
-@needs_slurm
-@pytest.mark.slow_suite
-def test_grpo_as_a_heterogeneous_job_equals_the_run_on_one_machine(slurm: Machines, tmp_path: Path) -> None:
-    sizes = ["groups.rollout.ranks=3", "groups.train.ranks=2", "groups.judge.ranks=1", "run.steps=6"]
-    sizes += ["components.sampler.parallel.dp_size=3", "components.actor.parallel.fsdp_size=2"]
-    found = {}
-    for place, engine in (("there", [*ENGINE, "cluster.nodes=3"]), ("here", [])):
-        shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
-        shutil.copy(ROOT / "recipes" / "grpo_arithmetic.yaml", tmp_path / place)
-        run = Slurmed(slurm, tmp_path / place)
-        done = run.meshctl("launch", "grpo_arithmetic.yaml", *sizes, *engine)
-        assert done.returncode == 0, done.stderr
-        found[place] = run.rows()
-    assert found["there"] == found["here"] and len(found["here"]) == 6
-    script = next(tmp_path.glob("there/runs/*/*/job/sbatch.sh")).read_text()
-    assert script.count("#SBATCH hetjob") == 2

@@ -38,11 +38,26 @@ def ends_of(waits: Waits) -> list[tuple[Worker, ...]]:
     """Returns the ends of all chains. A worker that is not a key of `waits` waits for no other. An end is one
     worker that waits for no other, or a circle whose workers only wait for each other. From every worker at
     least one end can be reached."""
-    found = []
-    for component in _components(waits):
-        members = set(component)
-        if all(target in members for worker in component for target in waits.get(worker, ())):
-            found.append(component)
+    waiting, found, searched = _waiting(waits), list[tuple[Worker, ...]](), set[Worker]()
+    for worker in [*waits, *waiting]:
+        while worker not in searched:
+            ahead, behind = _reached(waits, worker), _reached(waiting, worker)
+            searched |= behind.keys()
+            beyond = [one for one in ahead if one not in behind]
+            if not beyond:  # all whom it waits for wait for it
+                found.append(tuple(ahead))
+                break
+            worker = beyond[0]
+    return found
+
+
+def _reached(graph: Waits, start: Worker) -> dict[Worker, None]:
+    """Returns a worker and all that can be reached from it."""
+    found, queue = {start: None}, [start]
+    for worker in queue:
+        new = [one for one in dict.fromkeys(graph.get(worker, ())) if one not in found]
+        found |= dict.fromkeys(new)
+        queue += new
     return found
 
 
@@ -76,45 +91,6 @@ def _waiting(waits: Waits) -> Waits:
         for target in targets:
             found.setdefault(target, []).append(worker)
     return found
-
-
-def _components(waits: Waits) -> list[tuple[Worker, ...]]:
-    """Returns the strongly connected components (Kosaraju's algorithm, without recursion)."""
-    order, waiting = _by_end_of_visit(waits), _waiting(waits)
-    seen, found = set[Worker](), list[tuple[Worker, ...]]()
-    for root in reversed(order):
-        if root in seen:
-            continue
-        seen.add(root)
-        component, stack = [root], [root]
-        while stack:
-            for worker in waiting.get(stack.pop(), ()):
-                if worker not in seen:
-                    seen.add(worker)
-                    component.append(worker)
-                    stack.append(worker)
-        found.append(tuple(component))
-    return found
-
-
-def _by_end_of_visit(waits: Waits) -> list[Worker]:
-    """Returns all workers in the order in which a depth-first search leaves them."""
-    order, seen = list[Worker](), set[Worker]()
-    for root in [*waits, *(target for targets in waits.values() for target in targets)]:
-        if root in seen:
-            continue
-        seen.add(root)
-        path = [(root, iter(waits.get(root, ())))]
-        while path:
-            worker, targets = path[-1]
-            target = next((one for one in targets if one not in seen), None)
-            if target is None:
-                order.append(worker)
-                path.pop()
-            else:
-                seen.add(target)
-                path.append((target, iter(waits.get(target, ()))))
-    return order
 
 
 PHASES = ("connection", "imports", "setup", "resume", "first sync", "agreement")

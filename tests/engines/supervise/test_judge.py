@@ -7,7 +7,6 @@ import json
 import math
 from pathlib import Path
 
-import pytest
 from processes import Launch, Launched, plan_of
 
 from meshctl.engines.supervise.judge import Judge
@@ -98,12 +97,8 @@ def kept(run: Launched) -> set[str]:
     return names - {run.run.latest.resolve().name}
 
 
-@pytest.mark.parametrize("length", ["forever", ""])
-def test_nan_ends_a_run_and_its_checkpoint_is_not_published(
-    launch: Launch, tmp_path: Path, length: str
-) -> None:
-    """Also in the planned last step, after which no worker is asked for anything."""
-    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), f"{length} losses=3,2,nan")
+def test_nan_ends_a_run_and_its_checkpoint_is_not_published(launch: Launch, tmp_path: Path) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "forever losses=3,2,nan")
     assert run.end() == 5
     where = "(stage eval, one:0, one:1, two:0)"
     line = f"metric `eval.loss` is NaN in step 3 {where}; the newest checkpoint is of step 2"
@@ -114,17 +109,6 @@ def test_nan_ends_a_run_and_its_checkpoint_is_not_published(
     assert [event.step for event in run.events("checkpoint")] == [1, 2]
     assert len({event.step for event in run.events("done")}) == 1
     assert {event.value["code"] for event in run.events("exited")} == {0}
-
-
-def test_nan_that_is_ignored_is_one_warning(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2), on_nan="ignore"), "losses=3,nan,inf")
-    assert run.end() == 0, run.output()
-    (warning,) = run.events("warning")
-    assert warning.value["text"].startswith(
-        "metric `eval.loss` is NaN in step 2 (stage eval, one:0, one:1); "
-    )
-    assert losses(run) == [(1, 3), (2, None), (3, None)]
-    assert run.run.saved() == 3
 
 
 def test_a_continued_run_stops_by_the_values_before_it_too(launch: Launch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import Launch, alive, plan_of, wait
+from processes import Launch, alive, family, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
 from meshctl.plan.model import Restarts
@@ -36,18 +36,27 @@ def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("times", "mode", "causes", "why"),
+    ("times", "mode", "causes", "line", "why"),
     [
-        (2, "one:1 segfault", ["killed by SIGSEGV"] * 2, "`run.restarts` allows 2 restarts within 1h"),
-        (5, "one:1 raise", ["ValueError: boom"], "the same exception was raised in the same step before"),
-        (1, "one:0 early one:1 early", [], "it failed before step 1"),
+        (
+            *(1, "one:1 segfault", ["killed by SIGSEGV"]),
+            "one:1 failed: killed by SIGSEGV after step 1\nFatal Python error: Segmentation fault",
+            "`run.restarts` allows 1 restart within 1h",
+        ),
+        (
+            *(5, "one:1 raise", ["ValueError: boom"]),
+            "one:1 failed in stage sum, step 2: ValueError: boom\nTraceback: boom\nlog: ",
+            "the same exception was raised in the same step before",
+        ),
+        (1, "one:1 early", [], "one:1 failed: ImportError: no such thing", "it failed before step 1"),
     ],
 )
 def test_restarts_come_to_an_end(
-    launch: Launch, tmp_path: Path, times: int, mode: str, causes: list[str], why: str
+    launch: Launch, tmp_path: Path, times: int, mode: str, causes: list[str], line: str, why: str
 ) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), restarts=Restarts(times)), mode)
-    assert run.end() == 5 and run.output().startswith("error: one:")
+    assert run.end() == 5 and run.output().startswith(f"error: {line}"), run.output()
+    assert run.output().count("error: one") == 1
     assert [event.value["attempt"] for event in run.events("launched")] == [*range(len(causes) + 1)]
     restarted = [event.value for event in run.events("restarted")]
     assert [value["left"] for value in restarted] == [*range(times - 1, times - 1 - len(causes), -1)]
@@ -68,11 +77,14 @@ def test_rows_of_lost_steps_are_kept_apart(launch: Launch, tmp_path: Path) -> No
 
 
 def test_a_node_that_is_lost_is_started_again(launch: Launch, tmp_path: Path) -> None:
+    """By exec: as on another node, it ends with its connection to the launcher."""
     run = launch(plan_of(tmp_path, ("one", 2), restarts=ONCE), "forever").ready(2)
     workers = [run.pid_of("one", rank) for rank in (0, 1)]
     os.kill(run.named(TITLE), signal.SIGKILL)
     wait(lambda: len(run.events("launched")) == 2, "another attempt")
     assert not any(map(alive, workers))
     run.ready(4)
-    run.send(signal.SIGTERM)
-    assert run.end() == 143, run.output()
+    processes = family(run.pid)
+    run.send(signal.SIGKILL)
+    wait(lambda: not any(map(alive, processes)), "the end of all processes")
+    assert run.end() is None

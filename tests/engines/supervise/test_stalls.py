@@ -221,7 +221,7 @@ def test_of_several_workers_the_one_that_is_stopped_or_waits_for_a_disk_is_named
     for state, first, line in (
         ("T", "train:1 is stopped (SIGSTOP) in", "train:1 is stopped; `kill -CONT 101` continues it"),
         ("D", "train:", "train:1 waits for a disk or a device in `nfs_wait_bit` (state D)"),
-        ("S", "train:0 and train:1 wait for each other" if is_circle else "train:1 and train:0 are in", ""),
+        ("S", "train:0 and train:1 wait for each other" if is_circle else "train:0 and train:1 are in", ""),
     ):
         run = Run()
         run.states |= {("train", 1): ProcessState(state=state, waits_in="nfs_wait_bit")}
