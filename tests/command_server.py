@@ -65,14 +65,15 @@ def call(
 class Started:
     """A command that runs in a session of its own. Its output and its errors are one stream of lines."""
 
-    def __init__(self, folder: Path, *words: str, **environ: str) -> None:
+    def __init__(self, folder: Path, *words: str, program: str = "", **environ: str) -> None:
         self.lines: list[str] = []
         self._code: int | None = None
         with tempfile.TemporaryDirectory() as scratch:
             pipe = Path(scratch, "pipe")
             os.mkfifo(pipe)
             reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-            self.pid = server().start(folder, *words, env={**os.environ, **environ}, files=[pipe, pipe])
+            env = {**os.environ, **environ}
+            self.pid = server().start(folder, *words, env=env, files=[pipe, pipe], program=program)
         os.set_blocking(reader, True)
         self._output = os.fdopen(reader, encoding="utf-8", errors="replace")
 
@@ -91,6 +92,10 @@ class Started:
             self._output.close()
             self._code = server().wait(self.pid)
         return self._code, "".join(self.lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signals the command alone."""
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kills the command and its process group, and waits for the end. Does nothing after `end`."""

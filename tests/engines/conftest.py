@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,22 @@ import pytest
 from meshctl.plan.model import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import TIMEOUT, Launch, Launched, alive, litter
+from processes import TIMEOUT, Launch, Launched, Start, alive, litter
+
+from tests.command_server import Started
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start(folder, *words)` starts a command, which is killed if it still runs at the end of the test."""
+    with ExitStack() as stack:
+
+        def begin(folder: Path, *words: str, **more: str) -> Started:
+            found = Started(folder, *words, **more)
+            stack.callback(found.kill)
+            return found
+
+        yield begin
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any
 from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
+from tests.command_server import Started
 from tests.hang import HANG_S
 from tests.log_text import without_warnings_of_torch
 
@@ -96,6 +97,7 @@ class Launched:
 
 
 Launch = Callable[..., Launched]
+Start = Callable[..., Started]
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = TIMEOUT) -> None:

@@ -10,10 +10,10 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Start
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
@@ -41,19 +41,10 @@ def local_addresses() -> list[str]:
     return ["127.0.0.1", "::1"]
 
 
-@pytest.fixture
-def processes() -> Iterator[list[Started]]:
-    """Collects commands, and kills those that still run."""
-    found: list[Started] = []
-    yield found
-    for one in found:
-        one.kill()
-
-
-def agents_of(run: Path, folder: Path) -> list[Started]:
+def agents_of(run: Path, folder: Path, start: Start) -> list[Started]:
     """Starts the printed command lines."""
     lines = (run / "commands.txt").read_text().splitlines()
-    return [Started(folder, *shlex.split(line)[1:]) for line in lines]
+    return [start(folder, *shlex.split(line)[1:]) for line in lines]
 
 
 def losses(run: Path) -> list[object]:
@@ -61,20 +52,18 @@ def losses(run: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes: list[Started]) -> None:
-    launch = Started(
+def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, start: Start) -> None:
+    launch = start(
         folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=400"
     )
-    processes.append(launch)
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1 --head 127.0.0.1:\d+$")[1])
     launch.until("set MESHCTL_TOKEN")
     assert stat.S_IMODE((run / ".token").stat().st_mode) == 0o600
     token = (run / ".token").read_text().strip()
     assert token not in " ".join(map(str, [launch.lines, (run / "commands.txt").read_text()]))
-    first = agents_of(run, folder)
-    processes += first
+    first = agents_of(run, folder, start)
     launch.until("^step [1-9]")
-    os.kill(launch.pid, signal.SIGINT)
+    launch.signal(signal.SIGINT)
     code, output = launch.end()
     assert code == 130, output
     assert [agent.end()[0] for agent in first] == [0, 0]
@@ -82,15 +71,11 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
     begun = losses(run)
     assert 0 < len(begun) < 400
 
-    head = Started(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
-    processes.append(head)
+    head = start(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
     head.until("set MESHCTL_TOKEN")
-    again = [
-        Started(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)
-    ]
-    processes += again
+    again = [start(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)]
     head.until(f"^step {len(begun) + 1}")
-    os.kill(again[1].pid, signal.SIGKILL)
+    again[1].signal(signal.SIGKILL)
     code, output = head.end()
     assert code == 5 and "the connection to node 1 (127.0.0.1) is lost" in output, output
     assert again[0].end()[0] == 1
@@ -99,14 +84,12 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, processes
 
 @pytest.mark.slow
 def test_a_node_has_not_failed_if_a_restart_follows_the_death_of_its_worker(
-    folder: Path, processes: list[Started]
+    folder: Path, start: Start
 ) -> None:
     words = ["components.trainer.args.mood=slow", "run.steps=40", "+run.restarts.times=1"]
-    launch = Started(folder, "launch", "recipe.yaml", *ENGINE, *words)
-    processes.append(launch)
+    launch = start(folder, "launch", "recipe.yaml", *ENGINE, *words)
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
-    agents = agents_of(run, folder)
-    processes += agents
+    agents = agents_of(run, folder, start)
     launch.until("^step [1-9]")
     [pid] = [
         event.value["pid"]
@@ -119,8 +102,8 @@ def test_a_node_has_not_failed_if_a_restart_follows_the_death_of_its_worker(
 
 
 @pytest.mark.slow
-def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, processes: list[Started]) -> None:
-    launch = Started(
+def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, start: Start) -> None:
+    launch = start(
         folder,
         "launch",
         "recipe.yaml",
@@ -129,12 +112,10 @@ def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, proc
         "components.trainer.args.mood=slow",
         "run.steps=4000",
     )
-    processes.append(launch)
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
-    agents = agents_of(run, folder)
-    processes += agents
+    agents = agents_of(run, folder, start)
     launch.until("^step 2")
-    os.kill(launch.pid, signal.SIGKILL)
+    launch.signal(signal.SIGKILL)
     for number, agent in enumerate(agents):
         code, output = agent.end()
         assert code == 1
@@ -142,9 +123,8 @@ def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, proc
 
 
 @pytest.mark.slow
-def test_nodes_that_never_join_are_named(folder: Path, processes: list[Started]) -> None:
-    launch = Started(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
-    processes.append(launch)
+def test_nodes_that_never_join_are_named(folder: Path, start: Start) -> None:
+    launch = start(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
     code, output = launch.end()
     assert code == 4
     assert re.search(

@@ -12,19 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from processes import Start
 
-from tests.command_server import Started, call
+from tests.command_server import call
 from tests.engines.namespaces import Hosts
 from tests.engines.ray_cluster import ray_cluster
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
-from tests.engines.test_commands import ENGINE, agents_of, processes
+from tests.engines.test_commands import ENGINE, agents_of
 from tests.engines.test_elastic import PARTS
-from tests.engines.test_ray import Launch, needs_ray
+from tests.engines.test_ray import needs_ray, options
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
-from tests.engines.test_ssh import LEASE, LIMIT_S, hosts, is_empty, launches, needs_hosts, started, until
+from tests.engines.test_ssh import LEASE, hosts, is_empty, needs_hosts
+from tests.hang import HANG_S
 
-__all__ = ["hosts", "launches", "processes", "slurm"]
+__all__ = ["hosts", "slurm"]
 
 RECIPE = """
 name: nodes
@@ -77,24 +79,24 @@ def compared(folder: Path, run: Path, *words: str) -> int:
 @pytest.mark.slow_suite
 @pytest.mark.namespaces
 @needs_hosts
-def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path) -> None:
+def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path, start: Start) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    launch = started(tmp_path, "recipe.yaml", *hosts.options, LEASE)
-    until(launch, "^checkpoint of step 10")
+    launch = start(tmp_path, "launch", "recipe.yaml", *hosts.options, LEASE)
+    launch.until("^checkpoint of step 10")
     hosts.link(1, "down")
     try:
-        until(launch, r"^restarted after step \d+, learn with 2 of 3 workers: ")
-        until(launch, "^checkpoint of step")
+        launch.until(r"^restarted after step \d+, learn with 2 of 3 workers: ")
+        launch.until("^checkpoint of step")
     finally:
         hosts.link(1, "up")
-    back = until(launch, r"^restarted after step \d+, learn with 3 workers again: lost workers are back")
-    until(launch, "^checkpoint of step")
-    launch.send_signal(signal.SIGINT)
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 130, output
-    [grown] = re.findall(r"^restarted after step (\d+), learn with 3", back, re.M)
+    launch.until(r"^restarted after step \d+, learn with 3 workers again: lost workers are back")
+    launch.until("^checkpoint of step")
+    launch.signal(signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130, output
+    [grown] = re.findall(r"^restarted after step (\d+), learn with 3", output, re.M)
     [folder] = (tmp_path / "runs" / "nodes").iterdir()
     assert compared(tmp_path, folder) > int(grown)
     assert is_empty(hosts, 10)
@@ -102,22 +104,18 @@ def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.slow_suite
-def test_a_node_that_comes_back_and_fails_its_examination_is_refused(
-    tmp_path: Path, processes: list[Started]
-) -> None:
+def test_a_node_that_comes_back_and_fails_its_examination_is_refused(tmp_path: Path, start: Start) -> None:
     """Nodes are commands that the test starts. The layout is dp, and a program runs beside the elastic group."""
     program = "  watch: {ranks: 1, device_type: cpu, nodes: 0, program: watch.py}\n"
     recipe = RECIPE.replace("groups:\n", f"groups:\n{program}").replace("fsdp_size", "dp_size")
     watch = "import time\nwhile True:\n    time.sleep(0.05)\n"
     for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("watch.py", watch), ("recipe.yaml", recipe)):
         (tmp_path / name).write_text(text)
-    launch = Started(tmp_path, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=20")
-    processes.append(launch)
+    launch = start(tmp_path, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=20")
     found = launch.until(r"--plan (\S+)/plan.json --node 2 --head (\S+)")
     run, head = Path(found[1]), found[2]
     launch.until("set MESHCTL_TOKEN")
-    agents = agents_of(run, tmp_path)
-    processes += agents
+    agents = agents_of(run, tmp_path, start)
     launch.until("^checkpoint of step 10")
     agents[2].kill()
     launch.until(r"^restarted after step \d+, learn with 2 of 3 workers: ")
@@ -130,10 +128,10 @@ def test_a_node_that_comes_back_and_fails_its_examination_is_refused(
         (run, r"^restarted after step \d+, learn with 3 workers again: lost workers are back"),
     ):
         words = ("--plan", str(folder / "plan.json"), "--node", "2", "--head", head)
-        processes.append(Started(tmp_path, "agent", *words))
+        start(tmp_path, "agent", *words)
         launch.until(expected)
     launch.until("^checkpoint of step")
-    os.kill(launch.pid, signal.SIGINT)
+    launch.signal(signal.SIGINT)
     code, output = launch.end()
     assert code == 130 and output.count("another file system") == 1, output
     compared(tmp_path, run, "~groups.watch")
@@ -155,11 +153,11 @@ def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_
         for pid in run.processes("n3"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: '"sizes":{"learn":[3,2]}' in run.launcher_events(), "two nodes", LIMIT_S)
+        wait_for(lambda: '"sizes":{"learn":[3,2]}' in run.launcher_events(), "two nodes", HANG_S)
         before = len(run.rows())
         run.wait_for_step(before + 15)
         slurm.start_node("n3")
-        wait_for(lambda: '"sizes":{"learn":[2,3]}' in run.launcher_events(), "three nodes", LIMIT_S)
+        wait_for(lambda: '"sizes":{"learn":[2,3]}' in run.launcher_events(), "three nodes", HANG_S)
         run.wait_for_step(len(run.rows()) + 5)
         assert run.meshctl("stop").returncode == 0
         run.ended()
@@ -171,17 +169,16 @@ def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_
 @needs_ray
 @pytest.mark.slow
 @pytest.mark.slow_suite
-def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path) -> None:
+def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path, start: Start) -> None:
     """The cluster has no other machine for the bundle, until one is added. Ray chooses the node that the lost
     machine has, so both groups are on all nodes."""
     everywhere = RECIPE.replace("{ranks: 1, device_type: cpu, nodes: 0}", "{ranks: 3, device_type: cpu}")
     everywhere = everywhere.replace("learn: {}}", "learn: {}, read: {}}")
     for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", everywhere)):
         (tmp_path / name).write_text(text)
-    with (
-        ray_cluster(3) as cluster,
-        Launch(tmp_path, cluster, "engine.ray.join_limit=90", "engine.ray.lease=6") as launch,
-    ):
+    with ray_cluster(3) as cluster:
+        limits = ("engine.ray.join_limit=90", "engine.ray.lease=6")
+        launch = start(tmp_path, "launch", "recipe.yaml", *options(cluster), *limits)
         launch.until("^checkpoint of step 10")
         cluster.kill_machine()
         launch.until(r"^restarted after step \d+, read with 2 of 3 workers, learn with 2 of 3 workers: ")
@@ -189,7 +186,8 @@ def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path) -> None:
         cluster.add()
         launch.until(r"^restarted after step \d+, read with 3 workers again, learn with 3 workers again: ")
         launch.until("^checkpoint of step")
-        launch.send_signal(signal.SIGINT)
-        assert launch.end() == 130, launch.output
+        launch.signal(signal.SIGINT)
+        code, output = launch.end()
+        assert code == 130, output
     [folder] = (tmp_path / "runs" / "nodes").iterdir()
     compared(tmp_path, folder)

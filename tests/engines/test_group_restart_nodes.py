@@ -6,12 +6,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from processes import Start
 
 from meshctl.run.directory import RunDir
-from tests.command_server import Started
 from tests.engines.ray_cluster import ray_cluster
 from tests.engines.slurm_cluster import Cluster as Machines
-from tests.engines.test_commands import ENGINE, agents_of, processes
+from tests.engines.test_commands import ENGINE, agents_of
 from tests.engines.test_group_restart import (
     EACH_ON_A_NODE,
     check_nodes,
@@ -22,10 +22,10 @@ from tests.engines.test_group_restart import (
     run_of,
     whole,
 )
-from tests.engines.test_ray import Launch, needs_ray
+from tests.engines.test_ray import needs_ray, options
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
 
-__all__ = ["folder", "processes", "slurm", "whole"]
+__all__ = ["folder", "slurm", "whole"]
 pytestmark = [pytest.mark.slow_suite, pytest.mark.timeout(900)]
 DEATHS = ("call-1-4", "node-0-8")
 
@@ -45,15 +45,11 @@ def test_the_death_of_a_node_is_the_cause_where_no_restart_is_left(folder: Path)
     assert [event.value["left"] for event in events(run, "restarted")] == [0]
 
 
-def test_a_node_whose_group_has_restarted_alone_has_not_failed(
-    folder: Path, processes: list[Started]
-) -> None:
+def test_a_node_whose_group_has_restarted_alone_has_not_failed(folder: Path, start: Start) -> None:
     (folder / "die-printed-call-1-4").touch()
-    launch = Started(folder, "launch", "recipe.yaml", "name=printed", *EACH_ON_A_NODE, *ENGINE)
-    processes.append(launch)
+    launch = start(folder, "launch", "recipe.yaml", "name=printed", *EACH_ON_A_NODE, *ENGINE)
     path = Path(launch.until(r"--plan (\S+)/plan.json --node 2")[1])
-    nodes = agents_of(path, folder)
-    processes += nodes
+    nodes = agents_of(path, folder, start)
     code, output = launch.end()
     assert [code, *(node.end()[0] for node in nodes)] == [0, 0, 0, 0], output
     assert [event.value["group"] for event in events(RunDir(path), "restarted")] == ["rollout"]
@@ -74,10 +70,12 @@ def test_on_slurm(folder: Path, whole: RunDir, slurm: Machines) -> None:
 
 
 @needs_ray
-def test_on_ray(folder: Path, whole: RunDir) -> None:
+def test_on_ray(folder: Path, whole: RunDir, start: Start) -> None:
     """In place of a node, an actor of Ray is killed."""
     for death in ("call-1-4", "actor-0-8"):
         (folder / f"die-ray-{death}").touch()
-    with ray_cluster(3) as cluster, Launch(folder, cluster, "name=ray", *EACH_ON_A_NODE) as launch:
-        assert launch.end() == 0, launch.output
+    with ray_cluster(3) as cluster:
+        words = ("launch", "recipe.yaml", *options(cluster), "name=ray", *EACH_ON_A_NODE)
+        code, output = start(folder, *words).end()
+        assert code == 0, output
     check_nodes(run_of(folder, "ray"), whole)

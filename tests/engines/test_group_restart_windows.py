@@ -170,7 +170,7 @@ def launch_on_nodes(folder: Path) -> None:
     words = ["+cluster.nodes=3", "+groups.train.nodes=[0,1]", "+groups.rollout.nodes=[2]", *ENGINE]
     launch = Started(folder, "launch", "recipe.yaml", "name=run", *words)
     launch.until("set MESHCTL_TOKEN")
-    agents = agents_of(run_of(folder, "run").path, folder)
+    agents = agents_of(run_of(folder, "run").path, folder, Started)
     code, output = launch.end()
     assert code == 0, output
     for agent in agents:

@@ -6,15 +6,14 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engines.processes import alive, family, name_of, wait
+from tests.command_server import Started
+from tests.engines.processes import Start, alive, family, name_of, wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow_suite]
 
@@ -71,26 +70,13 @@ pipeline:
   metrics: {call: actor.update, in: batch}
 run: {steps: 100000, grace: 1}
 """
-COMMAND = (
-    "from meshctl.engines.supervise import stalls; stalls.REPORT_S, stalls.FIRST_STEP_S = 1.5, 20.0;"
-    "from meshctl.cli.main import main; main()"
-)
-"""Runs a command with a shorter time to a report."""
+SOON = "from meshctl.engines.supervise import stalls; stalls.REPORT_S, stalls.FIRST_STEP_S = 1.5, 20.0"
+"""Shortens the time to a report."""
 
 
-class Launched:
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.folder = folder
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", COMMAND, "launch", "recipe.yaml", *words]
-        self._out = (folder / "out").open("wb")
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=environ, stdout=self._out, stderr=subprocess.STDOUT
-        )
-
-    @property
-    def output(self) -> str:
-        return (self.folder / "out").read_text()
+class Run:
+    def __init__(self, folder: Path, launch: Started) -> None:
+        self.folder, self.launch = folder, launch
 
     def events(self, name: str) -> list[dict[str, Any]]:
         lines = [
@@ -98,117 +84,96 @@ class Launched:
         ]
         return [event for line in lines if (event := json.loads(line))["name"] == name]
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        wait(lambda: condition() or self.process.poll() is not None, f"{what}; {self.output}")
-        assert condition(), self.output
-
     def stop(self, title: str) -> int:
         """Stops a process of the run once it has completed steps."""
-        self.until(lambda: len(self.events("step")) > 6, "a few steps")
-        pid = next(pid for pid in family(self.process.pid) if name_of(pid) == title)
+        self.launch.until(r"^step ([3-9]|\d\d)")
+        pid = next(pid for pid in family(self.launch.pid) if name_of(pid) == title)
         os.kill(pid, signal.SIGSTOP)
         return pid
 
     def report(self) -> str:
         """Returns the first report of a stall."""
-        self.until(lambda: bool(self.events("stall")), "a report of a stall")
+        self.launch.until("stalled for")
         return "\n".join(self.events("stall")[0]["value"]["text"])
 
-    def end(self) -> int:
-        return self.process.wait(60)
 
-    def close(self) -> None:
-        for pid in family(self.process.pid):
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-        self._out.close()
-
-
-Launch = Callable[..., Launched]
+Hanging = Callable[..., Run]
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
+def hanging(tmp_path: Path, start: Start) -> Hanging:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    made: list[Launched] = []
-
-    def start(*words: str) -> Launched:
-        made.append(Launched(tmp_path, *words))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.close()
+    return lambda *words: Run(tmp_path, start(tmp_path, "launch", "recipe.yaml", *words, program=SOON))
 
 
 @pytest.mark.parametrize("how", ["sleep", "loop", "torch"])
 @pytest.mark.parametrize("group", ["rollout", "train"], ids=["two groups", "one group"])
-def test_an_endpoint_that_hangs_is_named_with_its_stack(launch: Launch, how: str, group: str) -> None:
+def test_an_endpoint_that_hangs_is_named_with_its_stack(hanging: Hanging, how: str, group: str) -> None:
     words = ["~groups.rollout"] if group == "train" else []
-    run = launch(
+    run = hanging(
         f"components.actor.args.how={how}", f"components.source.group={group}", "run.patience=4", *words
     )
     text = run.report()
     assert "train:1 is in stage metrics, step 4 and waits for nobody" in text
     assert "train:0 waits for train:1" in text and re.search(r"parts.py:\d+ in hang\n", text)
-    assert run.end() == 5
-    assert re.search(
-        r"error: train:1 failed in stage metrics, step 4: it has not advanced for \d s", run.output
-    )
+    code, output = run.launch.end()
+    assert code == 5
+    assert re.search(r"error: train:1 failed in stage metrics, step 4: it has not advanced for \d s", output)
     assert (next(run.folder.glob("runs/hang/*")) / "logs" / "stalls.log").read_text().count("in hang")
 
 
-def test_a_skipped_collective_is_named(launch: Launch) -> None:
-    run = launch("components.actor.args.how=skip")
-    assert run.end() == 5
-    assert "the collectives of `dp` of `actor` (ranks 0, 1) differ in step 4" in run.output
+def test_a_skipped_collective_is_named(hanging: Hanging) -> None:
+    run = hanging("components.actor.args.how=skip")
+    code, output = run.launch.end()
+    assert code == 5 and "the collectives of `dp` of `actor` (ranks 0, 1) differ in step 4" in output
 
 
-def test_a_circle_of_two_groups_is_named(launch: Launch) -> None:
-    run = launch("components.actor.args.how=circle", "run.patience=4")
+def test_a_circle_of_two_groups_is_named(hanging: Hanging) -> None:
+    run = hanging("components.actor.args.how=circle", "run.patience=4")
     text = run.report()
     assert "train:0, train:1 and rollout:0 wait for each other" in text
     assert "train:0 waits for train:1: collective of torch" in text and " in update" in text
-    assert run.end() == 5 and "train:0 failed in stage metrics, step 4" in run.output
+    code, output = run.launch.end()
+    assert code == 5 and "train:0 failed in stage metrics, step 4" in output
 
 
-def test_a_slow_rank_is_named_and_goes_on(launch: Launch) -> None:
-    run = launch("components.actor.args.how=slow", "run.patience=4")
-    run.until(lambda: bool(run.events("warning")), "a warning")
+def test_a_slow_rank_is_named_and_goes_on(hanging: Hanging) -> None:
+    run = hanging("components.actor.args.how=slow", "run.patience=4")
+    run.launch.until("^warning: ")
     text = run.events("warning")[0]["value"]["text"]
     assert re.fullmatch(
         r"train:1 is slow: stage metrics takes 1\d\d ms without collectives, and \d+ ms on its peers", text
     )
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130 and not run.events("stall")
+    run.launch.signal(signal.SIGINT)
+    assert run.launch.end()[0] == 130 and not run.events("stall")
 
 
-def test_a_stopped_worker_is_named_and_killed(launch: Launch) -> None:
-    run = launch("run.patience=4")
+def test_a_stopped_worker_is_named_and_killed(hanging: Hanging) -> None:
+    run = hanging("run.patience=4")
     pid = run.stop("train:1")
     text = run.report()
     assert (
         "train:1 is stopped (SIGSTOP) in stage metrics, step" in text
         and f"`kill -CONT {pid}` continues it" in text
     )
-    assert run.end() == 5 and not alive(pid)
-    assert "error: train:1 failed in stage metrics, step" in run.output
+    code, output = run.launch.end()
+    assert code == 5 and not alive(pid)
+    assert "error: train:1 failed in stage metrics, step" in output
 
 
-def test_a_worker_that_continues_is_not_ended(launch: Launch) -> None:
-    run = launch("run.patience=1000")
+def test_a_worker_that_continues_is_not_ended(hanging: Hanging) -> None:
+    run = hanging("run.patience=1000")
     pid = run.stop("train:1")
     run.report()
     steps = len(run.events("step"))
     os.kill(pid, signal.SIGCONT)
-    run.until(lambda: len(run.events("step")) > steps + 4, "more steps")
+    wait(lambda: len(run.events("step")) > steps + 4, "more steps")
 
 
-def test_a_stopped_fork_server_does_not_outlive_a_killed_launcher(launch: Launch) -> None:
-    run = launch()
+def test_a_stopped_fork_server_does_not_outlive_a_killed_launcher(hanging: Hanging) -> None:
+    run = hanging()
     pid = run.stop("meshctl-fork")
-    processes = family(run.process.pid)
-    run.process.kill()
+    processes = family(run.launch.pid)
+    run.launch.signal(signal.SIGKILL)
     wait(lambda: not any(alive(one) for one in processes), f"the end of all processes; {pid} was stopped")

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from processes import Start as Begin
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.ray import RayEngine
@@ -24,17 +23,15 @@ from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
 from meshctl.run.directory import Start
-from tests.cli.commands import MAIN, meshctl
+from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.processes import name_of, parent_of
 from tests.engines.ray_cluster import RayCluster, ray_cluster
 from tests.engines.test_ssh import rows
-from tests.hang import HANG_S
 
 THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
 THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
-LIMIT_S = HANG_S
 pytestmark = pytest.mark.timeout(900)
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: make test-all installs it")
 
@@ -50,35 +47,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(THREE)
     return tmp_path
-
-
-class Launch(subprocess.Popen[str]):
-    """A launch into a cluster, which is killed where a test fails."""
-
-    def __init__(self, folder: Path, cluster: RayCluster, *words: str) -> None:
-        command = [sys.executable, "-c", MAIN, "launch", "recipe.yaml", *options(cluster), *words]
-        super().__init__(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
-        )
-        self.output = ""
-
-    def until(self, pattern: str) -> None:
-        """Reads lines until one matches."""
-        assert self.stdout
-        for line in self.stdout:
-            self.output += line
-            if re.search(pattern, line):
-                return
-        raise AssertionError(self.output)
-
-    def end(self) -> int:
-        self.output += self.communicate(timeout=LIMIT_S)[0]
-        return self.returncode
-
-    def __exit__(self, *exception: object) -> None:
-        if self.poll() is None:
-            os.killpg(self.pid, signal.SIGKILL)
-        super().__exit__(*exception)  # type: ignore[arg-type]
 
 
 def options(cluster: RayCluster) -> list[str]:
@@ -116,40 +84,45 @@ def is_clean(folder: Path, cluster: RayCluster, limit_s: float = 60) -> bool:
 @needs_ray
 @pytest.mark.slow_suite
 def test_a_killed_actor_is_the_cause_and_a_killed_launcher_leaves_nothing(
-    cluster: RayCluster, folder: Path
+    cluster: RayCluster, folder: Path, start: Begin
 ) -> None:
-    with Launch(folder, cluster, *LONG, "engine.ray.cpus=3") as launch:
-        launch.until("^step 2")
-        busy = meshctl(folder, "launch", "recipe.yaml", *options(cluster))
-        assert busy.returncode == 4 and "3 x 3 CPU (free: 0 CPU)" in busy.stderr, busy.stderr
-        os.kill(actor_of(folder, 1), signal.SIGKILL)
-        assert launch.end() == 5
+    words = ("launch", "recipe.yaml", *options(cluster))
+    launch = start(folder, *words, *LONG, "engine.ray.cpus=3")
+    launch.until("^step 2")
+    busy = meshctl(folder, *words)
+    assert busy.returncode == 4 and "3 x 3 CPU (free: 0 CPU)" in busy.stderr, busy.stderr
+    os.kill(actor_of(folder, 1), signal.SIGKILL)
+    code, output = launch.end()
+    assert code == 5, output
     cause = r"error: (node 1 \(\S+\) was ended by a signal|the connection to node 1 \(\S+\) is lost|the Ray actor of node 1 on \S+ .* died: )"
-    assert re.search(cause, launch.output), launch.output
+    assert re.search(cause, output), output
     assert is_clean(folder, cluster)
-    with Launch(folder, cluster, *LONG) as launch:
-        launch.until("^step 2")
-        assert len(cluster.left()) == 4
-        launch.kill()
-        launch.communicate()
-        assert is_clean(folder, cluster)
+    launch = start(folder, *words, *LONG)
+    launch.until("^step 2")
+    assert len(cluster.left()) == 4
+    launch.signal(signal.SIGKILL)
+    launch.end()
+    assert is_clean(folder, cluster)
 
 
 @needs_ray
 @pytest.mark.slow_suite
-def test_a_killed_actor_and_a_killed_raylet_start_again(cluster: RayCluster, folder: Path) -> None:
+def test_a_killed_actor_and_a_killed_raylet_start_again(
+    cluster: RayCluster, folder: Path, start: Begin
+) -> None:
     words = ["components.trainer.args.mood=slow", "run.steps=600", "run.restarts=2"]
-    with Launch(folder, cluster, *words) as launch:
-        launch.until("^step [0-9]{2}/")
-        os.kill(actor_of(folder, 2), signal.SIGKILL)
-        launch.until(r"\(1 restart left\)")
-        launch.until("^step [0-9]+/")
-        cluster.add()
-        cluster.kill_machine()
-        launch.until(r"\(0 restarts left\)")
-        launch.until("^step [0-9]+/")
-        launch.send_signal(signal.SIGINT)
-        assert launch.end() == 130, launch.output
+    launch = start(folder, "launch", "recipe.yaml", *options(cluster), *words)
+    launch.until("^step [0-9]{2}/")
+    os.kill(actor_of(folder, 2), signal.SIGKILL)
+    launch.until(r"\(1 restart left\)")
+    launch.until("^step [0-9]+/")
+    cluster.add()
+    cluster.kill_machine()
+    launch.until(r"\(0 restarts left\)")
+    launch.until("^step [0-9]+/")
+    launch.signal(signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130, output
     assert is_clean(folder, cluster)
 
 

@@ -10,23 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import Start
 
 from tests.cli.commands import meshctl
 from tests.engines import relay
 from tests.engines.namespaces import Hosts
-from tests.engines.test_ssh import (
-    LIMIT_S,
-    LONG,
-    folder,
-    hosts,
-    is_empty,
-    launches,
-    needs_hosts,
-    started,
-    until,
-)
+from tests.engines.test_ssh import LONG, folder, hosts, is_empty, needs_hosts
 
-__all__ = ["folder", "hosts", "launches"]
+__all__ = ["folder", "hosts"]
 pytestmark = [needs_hosts, pytest.mark.namespaces, pytest.mark.slow_suite]
 
 
@@ -86,18 +77,18 @@ def test_a_node_that_never_joins_is_named(hosts: Hosts, folder: Path) -> None:
     assert is_empty(hosts, 10)
 
 
-def test_a_link_that_heals_before_the_limit_changes_nothing(hosts: Hosts, folder: Path) -> None:
-    launch = started(folder, "recipe.yaml", *LONG, *hosts.options)
-    lines = until(launch, "^step 2")
+def test_a_link_that_heals_before_the_limit_changes_nothing(hosts: Hosts, folder: Path, start: Start) -> None:
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options)
+    launch.until("^step 2")
     hosts.link(1, "down")
     time.sleep(4)
     hosts.link(1, "up")
-    last = max(map(int, re.findall(r"^step (\d+)", lines, re.M)))
-    until(launch, rf"^step (?!([0-9]|{last})\b)\d+")
+    last = max(map(int, re.findall(r"^step (\d+)", "".join(launch.lines), re.M)))
+    launch.until(rf"^step (?!([0-9]|{last})\b)\d+")
     time.sleep(2)
-    launch.send_signal(signal.SIGINT)
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 130 and "error" not in output, output
+    launch.signal(signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130 and "error" not in output, output
     assert is_empty(hosts, 10)
 
 

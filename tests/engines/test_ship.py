@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Start
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.forwarding import EventForwarding, ForwardedEvents
@@ -30,20 +31,8 @@ from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
 from tests.engines.node.hub_server import serving
-from tests.engines.test_ssh import (
-    LEASE,
-    LIMIT_S,
-    LONG,
-    THREE,
-    is_empty,
-    launches,
-    needs_hosts,
-    rows,
-    started,
-    until,
-)
+from tests.engines.test_ssh import LEASE, LONG, THREE, is_empty, needs_hosts, rows
 
-__all__ = ["launches"]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -129,26 +118,24 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
 @needs_hosts
 @pytest.mark.namespaces
 @pytest.mark.slow_suite
-def test_after_any_end_no_copy_remains(hosts: Hosts, home: Path, ship: list[str], folder: Path) -> None:
-    launch = started(folder, "recipe.yaml", *LONG, *ship)
-    until(launch, "^step 2")
+def test_after_any_end_no_copy_remains(hosts: Hosts, ship: list[str], folder: Path, start: Start) -> None:
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *ship)
+    launch.until("^step 2")
     assert len(leftovers()) == 3
-    launch.kill()
-    launch.communicate()
+    launch.signal(signal.SIGKILL)
+    launch.end()
     assert is_empty(hosts, 30) and has_none_left()
-    launch = started(folder, "recipe.yaml", *LONG, *ship, "components.trainer.args.mood=raises")
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert (
-        launch.returncode == 5 and "error: two:1 failed in stage sum, step 2: ValueError: boom" in output
-    ), output
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *ship, "components.trainer.args.mood=raises")
+    code, output = launch.end()
+    assert code == 5 and "error: two:1 failed in stage sum, step 2: ValueError: boom" in output, output
     assert is_empty(hosts, 30) and has_none_left()
     for number in (signal.SIGKILL, signal.SIGINT):
-        launch = started(folder, "recipe.yaml", *LONG, *ship)
-        until(launch, "^step 2")
+        launch = start(folder, "launch", "recipe.yaml", *LONG, *ship)
+        launch.until("^step 2")
         pid = hosts.processes(1)[0] if number == signal.SIGKILL else launch.pid
         os.kill(pid, number)
-        output, _ = launch.communicate(timeout=LIMIT_S)
-        assert launch.returncode == (5 if number == signal.SIGKILL else 130), output
+        code, output = launch.end()
+        assert code == (5 if number == signal.SIGKILL else 130), output
         assert is_empty(hosts, 30) and has_none_left()
 
 

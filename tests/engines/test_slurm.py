@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
+from tests.command_server import Done, Started, call
 from tests.engines import slurm_cluster
 from tests.engines.processes import command_lines_with_token, name_of
 from tests.engines.slurm_cluster import Cluster as Machines
@@ -60,30 +61,13 @@ class Slurmed:
 
     def __init__(self, cluster: Machines, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
-        self._launches: list[subprocess.Popen[str]] = []
+        self._launches: list[Started] = []
 
-    def meshctl(self, *words: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*before, sys.executable, "-c", MAIN, *words],
-            cwd=self.folder,
-            env=self.cluster.environ,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+    def meshctl(self, *words: str) -> Done:
+        return call(self.folder, *words, env=self.cluster.environ)
 
-    def launched(self, *words: str) -> subprocess.Popen[str]:
-        """Starts a launch in a process group of its own."""
-        launch = subprocess.Popen(
-            [sys.executable, "-c", MAIN, "launch", "recipe.yaml", *ENGINE, *words],
-            cwd=self.folder,
-            env=self.cluster.environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,
-        )
+    def launched(self, *words: str) -> Started:
+        launch = Started(self.folder, "launch", "recipe.yaml", *ENGINE, *words, **self.cluster.environ)
         self._launches.append(launch)
         return launch
 
@@ -145,9 +129,7 @@ class Slurmed:
 
     def close(self) -> None:
         for launch in self._launches:
-            if launch.poll() is None:
-                os.killpg(launch.pid, signal.SIGKILL)
-            launch.communicate()
+            launch.kill()
         self.cluster.run("scancel", "--user=root")
         wait_for(lambda: not self.cluster.run("squeue", "-h").strip(), "the end of all jobs")
 
@@ -163,8 +145,8 @@ def environ_of(entry: Path) -> list[str]:
 @pytest.mark.slow_suite
 def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
     launch = run.launched("run.steps=4", "engine.slurm.time=10m", "engine.slurm.lease=600")
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 0, output
+    code, output = launch.end()
+    assert code == 0, output
     assert re.search(r"^\S+ is Slurm job \d+$", output, re.M) and "small: done after 4 steps" in output
     script = (run.path / "job" / "sbatch.sh").read_text()
     assert script.count("#SBATCH hetjob") == 1 and "#SBATCH --time=0-00:10:00" in script
@@ -283,8 +265,8 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
     run.wait_for_step(len(run.rows()) + 1)
     stopped = run.meshctl("stop")
     assert stopped.returncode == 0, stopped.stderr
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 130, output
+    code, output = launch.end()
+    assert code == 130, output
     assert re.search(r"^step .*^\S+: ==== meshctl: attempt 1 ====.*^step ", output, re.M | re.S), output
     events = [json.loads(line) for line in run.launcher_events().splitlines()]
     ends = [event["value"]["reason"] for event in events if event["name"] == "over"]
@@ -329,11 +311,15 @@ def test_a_lost_node_is_started_again(run: Slurmed) -> None:
 @needs_slurm
 @pytest.mark.slow_suite
 def test_a_launch_inside_an_allocation_uses_it(run: Slurmed) -> None:
-    salloc = ("salloc", "--nodes=3", "--quiet")
-    done = run.meshctl("launch", "recipe.yaml", *ENGINE, before=salloc)
+    def launched(nodes: int) -> subprocess.CompletedProcess[str]:
+        salloc = ("salloc", f"--nodes={nodes}", "--quiet", sys.executable, "-c", MAIN)
+        words = (*salloc, "launch", "recipe.yaml", *ENGINE)
+        return subprocess.run(words, cwd=run.folder, env=run.cluster.environ, capture_output=True, text=True)
+
+    done = launched(3)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "small: done after 3 steps" in done.stdout and "is Slurm job" not in done.stdout
-    small = run.meshctl("launch", "recipe.yaml", *ENGINE, before=("salloc", "--nodes=2", "--quiet"))
+    small = launched(2)
     assert small.returncode == 4
     assert "the plan has 3 nodes, and the allocation is too small: 2 nodes" in small.stderr
     assert not run.processes()

@@ -9,32 +9,28 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from processes import Start
 
 from meshctl.engines.engine import Command, Job
 from meshctl.engines.host_script import last_error, script_of
 from meshctl.engines.ssh import SshEngine, SshHandle, hosts_in
 from meshctl.run.directory import RunDir
-from tests.cli.commands import MAIN, meshctl
+from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
 from tests.engines.processes import command_lines_with_token, name_of, plan_of
-from tests.hang import HANG_S
 from tests.paths import ROOT
 
 THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
 THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
 LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LEASE = "engine.ssh.lease=6"
-LIMIT_S = HANG_S
-LAUNCHES: list[subprocess.Popen[str]] = []
-"""The launches of the present test."""
 needs_hosts = pytest.mark.skipif(bool(namespaces.MISSING), reason=f"needs {', '.join(namespaces.MISSING)}")
 
 
@@ -49,43 +45,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(THREE)
     return tmp_path
-
-
-def started(folder: Path, *words: str) -> subprocess.Popen[str]:
-    launch = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "launch", *words],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-    LAUNCHES.append(launch)
-    return launch
-
-
-@pytest.fixture(autouse=True)
-def launches() -> Iterator[None]:
-    """Kills the launches that a failed test has left."""
-    yield
-    while LAUNCHES:
-        launch = LAUNCHES.pop()
-        if launch.poll() is None:
-            os.killpg(launch.pid, signal.SIGKILL)
-        launch.wait()
-        if launch.stdout:
-            launch.stdout.close()
-
-
-def until(process: subprocess.Popen[str], pattern: str) -> str:
-    """Reads lines until one matches. Returns all of them."""
-    assert process.stdout is not None
-    lines = ""
-    for line in process.stdout:
-        lines += line
-        if re.search(pattern, line):
-            return lines
-    raise AssertionError(lines)
 
 
 def is_empty(hosts: Hosts, limit_s: float) -> bool:
@@ -125,19 +84,19 @@ def test_grpo_over_three_hosts_equals_the_run_on_one(hosts: Hosts, tmp_path: Pat
     assert is_empty(hosts, 10)
 
 
-def kill_agent(hosts: Hosts, launch: int) -> None:
+def kill_agent(hosts: Hosts) -> None:
     os.kill(process_of(hosts, 1, "meshctl-fork"), signal.SIGKILL)
 
 
-def kill_worker(hosts: Hosts, launch: int) -> None:
+def kill_worker(hosts: Hosts) -> None:
     os.kill(process_of(hosts, 2, "two:2"), signal.SIGKILL)
 
 
-def kill_group_agent(hosts: Hosts, launch: int) -> None:
+def kill_group_agent(hosts: Hosts) -> None:
     os.kill(process_of(hosts, 1, "mesh two/1"), signal.SIGKILL)
 
 
-def cut_link(hosts: Hosts, launch: int) -> None:
+def cut_link(hosts: Hosts) -> None:
     hosts.link(1, "down")
 
 
@@ -167,14 +126,14 @@ def process_of(hosts: Hosts, number: int, title: str) -> int:
     ],
 )
 def test_a_fault_ends_everything_with_its_cause(
-    hosts: Hosts, folder: Path, fault: Callable[[Hosts, int], None], cause: str
+    hosts: Hosts, folder: Path, start: Start, fault: Callable[[Hosts], None], cause: str
 ) -> None:
-    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
-    until(launch, "^step 2")
-    fault(hosts, launch.pid)
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options, LEASE)
+    launch.until("^step 2")
+    fault(hosts)
     try:
-        output, _ = launch.communicate(timeout=LIMIT_S)
-        assert launch.returncode == 5 and re.search(cause, output), output
+        code, output = launch.end()
+        assert code == 5 and re.search(cause, output), output
         assert is_empty(hosts, 30)
     finally:
         hosts.link(1, "up")
@@ -183,26 +142,26 @@ def test_a_fault_ends_everything_with_its_cause(
 @needs_hosts
 @pytest.mark.namespaces
 @pytest.mark.slow_suite
-def test_a_killed_head_and_an_interrupt_leave_nothing(hosts: Hosts, folder: Path) -> None:
-    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
-    until(launch, "^step 2")
+def test_a_killed_head_and_an_interrupt_leave_nothing(hosts: Hosts, folder: Path, start: Start) -> None:
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options, LEASE)
+    launch.until("^step 2")
     assert all(hosts.processes(number) for number in range(3))
     assert not command_lines_with_token()
-    launch.kill()
-    launch.communicate()
+    launch.signal(signal.SIGKILL)
+    launch.end()
     assert is_empty(hosts, 30)
-    launch = started(folder, "recipe.yaml", *LONG, *hosts.options, LEASE)
-    until(launch, "^step 2")
-    launch.send_signal(signal.SIGINT)
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 130 and "checkpoint of step" in output
+    launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options, LEASE)
+    launch.until("^step 2")
+    launch.signal(signal.SIGINT)
+    code, output = launch.end()
+    assert code == 130 and "checkpoint of step" in output
     assert is_empty(hosts, 10)
-    launch = started(folder, "recipe.yaml", *hosts.options, "engine.ssh.setup=[sleep 1000]")
+    launch = start(folder, "launch", "recipe.yaml", *hosts.options, "engine.ssh.setup=[sleep 1000]")
     end = time.monotonic() + 60
     while time.monotonic() < end and not all(hosts.processes(number) for number in range(3)):
         time.sleep(0.2)
-    launch.kill()
-    launch.communicate()
+    launch.signal(signal.SIGKILL)
+    launch.end()
     assert is_empty(hosts, 30)
 
 

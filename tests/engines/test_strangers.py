@@ -18,13 +18,12 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
-from processes import Launch, Launched, family, plan_of
+from processes import Launch, Launched, Start, family, plan_of
 from torch.distributed import TCPStore
 
 from meshctl.network.control_store import StoreClient, StoreLost
 from meshctl.plan.model import Cluster
 from tests.cli.small_launch import PARTS, RECIPE
-from tests.command_server import Started
 
 KEYS = {
     "stop": "stranger",
@@ -117,24 +116,21 @@ def opened(paths: Iterable[Path]) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_reaches_no_store_of_torch_of_a_run_on_one_node(tmp_path: Path) -> None:
+def test_another_user_reaches_no_store_of_torch_of_a_run_on_one_node(tmp_path: Path, start: Start) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    running = Started(
+    running = start(
         tmp_path, "launch", "recipe.yaml", "components.trainer.args.mood=slow", "run.steps=100000"
     )
-    try:
-        running.until("^step [1-9]")
-        files = open_files(running.pid)
-        [scratch] = {file for file in files if re.fullmatch(f"{gettempdir()}/meshctl-[0-9a-f]{{16}}", file)}
-        ports, stores = listening(files), [*Path(scratch).iterdir()]
-        assert ports and len(stores) == 4  # of two groups, each for its workers and for its agent
-        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        assert as_nobody(lambda: is_store(server.port)) is True
-        assert as_nobody(lambda: [port for port in ports if is_store(port)]) == []
-        assert as_nobody(lambda: opened([Path(os.devnull), *stores])) == [os.devnull]
-    finally:
-        running.kill()
+    running.until("^step [1-9]")
+    files = open_files(running.pid)
+    [scratch] = {file for file in files if re.fullmatch(f"{gettempdir()}/meshctl-[0-9a-f]{{16}}", file)}
+    ports, stores = listening(files), [*Path(scratch).iterdir()]
+    assert ports and len(stores) == 4  # of two groups, each for its workers and for its agent
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert as_nobody(lambda: is_store(server.port)) is True
+    assert as_nobody(lambda: [port for port in ports if is_store(port)]) == []
+    assert as_nobody(lambda: opened([Path(os.devnull), *stores])) == [os.devnull]
 
 
 def test_a_run_directory_is_its_owners(launch: Launch, tmp_path: Path) -> None:
