@@ -52,7 +52,7 @@ def losses(run: Path) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, start: Start) -> None:
+def test_a_run_of_two_nodes_and_its_continuation_by_a_head_that_is_killed(folder: Path, start: Start) -> None:
     launch = start(
         folder, "launch", "recipe.yaml", *ENGINE, "components.trainer.args.mood=slow", "run.steps=400"
     )
@@ -71,14 +71,15 @@ def test_a_run_of_two_nodes_and_its_continuation_by_head(folder: Path, start: St
     begun = losses(run)
     assert 0 < len(begun) < 400
 
-    head = start(folder, "head", "--plan", str(run / "plan.json"), "--host", "127.0.0.1")
+    head = start(folder, "head", "--plan", str(run / "plan.json"), "--host", local_addresses()[-1])
     head.until("set MESHCTL_TOKEN")
-    again = [start(folder, "agent", "--plan", str(run / "plan.json"), "--node", str(node)) for node in (0, 1)]
+    again = [start(folder, "agent", "--plan", str(run / "plan.json"), "--node", f"{node}") for node in (0, 1)]
     head.until(f"^step {len(begun) + 1}")
-    again[1].signal(signal.SIGKILL)
-    code, output = head.end()
-    assert code == 5 and "the connection to node 1 (127.0.0.1) is lost" in output, output
-    assert again[0].end()[0] == 1
+    head.signal(signal.SIGKILL)
+    for number, agent in enumerate(again):
+        code, output = agent.end()
+        assert code == 1
+        assert re.search(rf"error: node {number} ends: the head at \S+ has closed the connection", output)
     assert losses(run)[: len(begun)] == begun
 
 
@@ -99,37 +100,6 @@ def test_a_node_has_not_failed_if_a_restart_follows_the_death_of_its_worker(
     os.kill(int(pid), signal.SIGKILL)
     code, output = launch.end()
     assert [code, agents[1].end()[0]] == [0, 0], output
-
-
-@pytest.mark.slow
-def test_a_killed_head_ends_its_nodes_and_names_what_was_lost(folder: Path, start: Start) -> None:
-    launch = start(
-        folder,
-        "launch",
-        "recipe.yaml",
-        *ENGINE[:2],
-        f"engine.commands.head={local_addresses()[-1]}",
-        "components.trainer.args.mood=slow",
-        "run.steps=4000",
-    )
-    run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
-    agents = agents_of(run, folder, start)
-    launch.until("^step 2")
-    launch.signal(signal.SIGKILL)
-    for number, agent in enumerate(agents):
-        code, output = agent.end()
-        assert code == 1
-        assert re.search(rf"error: node {number} ends: the head at \S+ has closed the connection", output)
-
-
-@pytest.mark.slow
-def test_nodes_that_never_join_are_named(folder: Path, start: Start) -> None:
-    launch = start(folder, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=3")
-    code, output = launch.end()
-    assert code == 4
-    assert re.search(
-        r"error: 2 nodes of 2 did not connect to the head at \S+ within 3 s: node 0, node 1", output
-    )
 
 
 def test_a_dry_run_prints_the_head_and_each_node_and_writes_nothing(folder: Path) -> None:

@@ -84,7 +84,7 @@ def listening(files: Iterable[str]) -> list[int]:
 def is_store(port: int) -> bool:
     """Returns whether a port answers as torch's TCPStore does. Others answer with JSON, close, or are silent."""
     with socket.create_connection(("127.0.0.1", port)) as sock:
-        sock.settimeout(1.0)
+        sock.settimeout(0.3)
         try:
             sock.sendall(HELLO)
             return len(sock.recv(64)) == ANSWER_BYTES

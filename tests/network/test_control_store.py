@@ -133,6 +133,6 @@ def test_a_client_is_answered_although_silent_strangers_came_first(
     monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
     host, _, port = server[1].rpartition(":")
     with ExitStack() as stack:
-        for _ in range(60):  # within the usual limit of two at a time, they would take minutes
+        for _ in range(12):  # within the usual limit of two at a time, they would take long
             stack.enter_context(closing(socket.create_connection((host, int(port)))))
         assert connect().add("n", 1) == 1

@@ -187,7 +187,7 @@ def lines_of(steps: range, start: float = 0.0) -> list[bytes]:
 
 
 def test_sums_of_a_long_run_are_a_bounded_history() -> None:
-    lines, steps = list[bytes](), 60_000
+    lines, steps = list[bytes](), 30_000
     for begin in range(1, steps, 10_000):
         lines, last = folded(lines, lines_of(range(begin, begin + 10_000)))
         assert last == begin + 9999

@@ -46,54 +46,36 @@ def test_a_step_is_reported_as_the_same_events_one_by_one(tmp_path: Path) -> Non
     }
 
 
-def test_collectives_and_their_times_are_part_of_the_step(tmp_path: Path) -> None:
-    made = report()
-    made.collectives, made.in_collectives = {"actor:dp": {"count": 2, "digest": 7}}, {"loss": 0.1}
-    Journal(tmp_path / "train-3.jsonl", "train", 3).write_step(made)
-    *_, step = events(tmp_path / "train-3.jsonl")
-    found = (step.value["collectives"], step.value["in_collectives"])
-    assert found == (made.collectives, made.in_collectives)
-
-
-def test_times_of_sends_and_waits_are_part_of_the_step_where_there_are_any(tmp_path: Path) -> None:
+def test_collectives_and_times_are_part_of_the_step_where_there_are_any(tmp_path: Path) -> None:
     journal, made = Journal(tmp_path / "train-3.jsonl", "train", 3), report()
+    made.collectives, made.in_collectives = {"actor:dp": {"count": 2, "digest": 7}}, {"loss": 0.1}
     made.sends, made.peers = {"loss": 0.5}, {"a -> b": 0.25}
     journal.write_step(made)
     made.awaited, made.full, made.sends = {"a -> b": 0.75}, {"loss -> c": 1.0}, {}
+    made.stages, made.collectives, made.in_collectives = {"other": 1.0}, {}, {}
     journal.write_step(made)
-    found = [event.value for event in events(tmp_path / "train-3.jsonl") if event.name == "step"]
-    times = [{key: value[key] for key in events_module.TIMES if key in value} for value in found]
-    assert times == [
-        {"sends": {"loss": 0.5}, "peers": {"a -> b": 0.25}},
-        {"awaited": {"a -> b": 0.75}, "full": {"loss -> c": 1.0}, "peers": {"a -> b": 0.25}},
-    ]
+    first, second = [event.value for event in events(tmp_path / "train-3.jsonl") if event.name == "step"]
+    assert first["collectives"] == {"actor:dp": {"count": 2, "digest": 7}}
+    assert (first["in_collectives"], first["sends"], first["peers"]) == (
+        *({"loss": 0.1}, {"loss": 0.5}),
+        {"a -> b": 0.25},
+    )
+    assert not {"awaited", "full"} & {*first} and not {"sends", "collectives"} & {*second}
+    assert (second["awaited"], second["full"]) == ({"a -> b": 0.75}, {"loss -> c": 1.0})
+    assert second["stages"] == {"other": 1.0} and second["waits"] == made.waits
 
 
-def test_reports_with_other_stages_and_routes_are_sent_with_theirs(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
-    journal.write_step(StepReport(1, stages={"a": 1.0, "b": 2.0}, waits={"a": 0.5}))
-    journal.write_step(StepReport(2, stages={"a": 1.0}, waits={"b": 2.0, "a": 0.5}))
-    journal.write_step(StepReport(3, stages={"a": 3.0, "b": 4.0}, waits={"a": 1.5}))
-    found = [event.value for event in events(tmp_path / "train-0.jsonl")]
-    assert [value["stages"] for value in found] == [{"a": 1.0, "b": 2.0}, {"a": 1.0}, {"a": 3.0, "b": 4.0}]
-    assert [value["waits"] for value in found] == [{"a": 0.5}, {"b": 2.0, "a": 0.5}, {"a": 1.5}]
-
-
-def test_the_events_of_a_step_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_events_of_a_step_are_one_write_with_one_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So they keep their order when they are sorted by time."""
     journal, writes = Journal(tmp_path / "train-0.jsonl", "train", 0), list[bytes]()
     monkeypatch.setattr(os, "write", lambda file, data: writes.append(data) or len(data))
     journal.write_step(report())
     [data] = writes
-    assert [json.loads(line)["name"] for line in data.splitlines()] == ["metric", "metric", "step"]
-    assert data.endswith(b"\n")
-
-
-def test_the_events_of_a_step_keep_their_order_when_they_are_sorted_by_time(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "train-0.jsonl", "train", 0)
-    for _ in range(50):
-        journal.write_step(report())
-    found = events(tmp_path / "train-0.jsonl")
-    assert [event.name for event in sorted(found, key=lambda event: event.time)] == [e.name for e in found]
+    found = [json.loads(line) for line in data.splitlines()]
+    assert [event["name"] for event in found] == ["metric", "metric", "step"] and data.endswith(b"\n")
+    assert len({event["time"] for event in found}) == 1
 
 
 def test_a_full_disk_loses_no_event(tmp_path: Path) -> None:

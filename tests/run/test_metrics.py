@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold, NotFinite
+from meshctl.run.metrics import Fold
 from meshctl.run.row_file import Row, as_json, cut, read
 from meshctl.trackers.jsonl import JsonLines
 
@@ -77,66 +77,38 @@ def test_what_is_no_finite_number_is_null() -> None:
     )
 
 
-def judged(events: list[Event], ranks: int = 2) -> tuple[Row, list[NotFinite]]:
-    """The line of step 1, and its metrics that are not finite."""
-    folding = Fold({"train": ranks}, since=0.0)
-    ends = [step("train", rank, 1) for rank in range(ranks)]
-    (line,) = [line for event in [*events, *ends] for line in folding.add(event)]
+NAN, INF, HUGE = math.nan, math.inf, 1e308
+
+
+@pytest.mark.parametrize(
+    ("collect", "parts", "value", "wrong"),
+    [
+        *((collect, [(3, NAN), (1, 1.0)], None, [0]) for collect in ("mean", "sum", "first")),
+        *((collect, [(3, -INF), (1, 1.0)], None, [0]) for collect in ("mean", "sum", "first")),
+        ("mean", [(0, NAN), (2, 1.5)], 1.5, []),
+        ("mean", [(0, INF), (2, 1.5)], 1.5, []),
+        ("sum", [(0, NAN), (2, 1.5)], None, [0]),
+        ("mean", [(0, NAN), (0, NAN)], None, []),
+        ("first", [(0, NAN), (0, NAN)], None, []),
+        ("first", [(0, 0.1)], 0.1, []),
+        ("sum", [(1, HUGE), (1, HUGE)], None, [0, 1]),
+        ("mean", [(1, INF), (1, -INF)], None, [0, 1]),
+    ],
+)
+def test_a_number_that_is_not_finite_is_reported_with_its_workers(
+    collect: str, parts: list[tuple[float, float]], value: float | None, wrong: list[int]
+) -> None:
+    """`parts` are the weights and the values of the ranks. A rank without samples does not count in a mean; a sum is
+    over all, as its consumers receive it."""
+    folding = Fold({"train": len(parts)}, since=0.0)
+    events = [metric("train", rank, 1, *part[:1], collect, loss=part[1]) for rank, part in enumerate(parts)]
+    ends = [step("train", rank, 1) for rank in range(len(parts))]
+    [line] = [line for event in [*reversed(events), *ends] for line in folding.add(event)]
+    assert line["metrics.loss"] == value
     found = folding.not_finite()
+    assert [one.workers for one in found] == ([tuple(("train", rank) for rank in wrong)] if wrong else [])
+    assert all((one.metric, one.step, one.stage) == ("metrics.loss", 1, "metrics") for one in found)
     assert folding.not_finite() == []
-    return line, found
-
-
-@pytest.mark.parametrize("collect", ["mean", "sum", "first"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_reported_with_its_worker(collect: str, value: float) -> None:
-    wrong, right = (
-        metric("train", 0, 1, 3.0, collect, loss=value),
-        metric("train", 1, 1, 1.0, collect, loss=1.0),
-    )
-    line, (found,) = judged([right, wrong])
-    assert line["metrics.loss"] is None
-    assert (found.metric, found.step, found.stage) == ("metrics.loss", 1, "metrics")
-    assert found.workers == (("train", 0),)
-    assert math.isnan(found.value) == math.isnan(value)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_worker_without_samples_does_not_count_in_a_mean(value: float) -> None:
-    """It reports the mean over an empty batch. A consumer of the value receives the same mean."""
-    empty, full = metric("train", 0, 1, 0.0, loss=value), metric("train", 1, 1, 2.0, loss=1.5)
-    line, found = judged([empty, full])
-    assert (line["metrics.loss"], found) == (1.5, [])
-
-
-def test_a_sum_is_over_all_workers_as_its_consumers_receive_it() -> None:
-    empty, full = (
-        metric("train", rank, 1, 2.0 * rank, "sum", loss=value) for rank, value in enumerate((math.nan, 1.5))
-    )
-    line, (found,) = judged([empty, full])
-    assert line["metrics.loss"] is None and found.workers == (("train", 0),)
-
-
-@pytest.mark.parametrize("collect", ["mean", "first"])
-def test_a_metric_over_no_samples_at_all_is_null_and_not_wrong(collect: str) -> None:
-    line, found = judged([metric("train", rank, 1, 0.0, collect, loss=math.nan) for rank in (0, 1)])
-    assert (line["metrics.loss"], found) == (None, [])
-
-
-def test_a_first_value_without_samples_is_reported() -> None:
-    line, _ = judged([metric("train", 0, 1, 0.0, "first", lr=0.1)])
-    assert line["metrics.lr"] == 0.1
-
-
-def test_a_sum_of_numbers_beyond_the_range_of_floats_is_reported() -> None:
-    line, (found,) = judged([metric("train", rank, 1, 1.0, "sum", loss=1e308) for rank in (0, 1)])
-    assert (line["metrics.loss"], found.value) == (None, math.inf)
-    assert found.workers == (("train", 0), ("train", 1))
-
-
-def test_a_finite_mean_of_values_beyond_the_range_is_wrong_in_no_rank() -> None:
-    line, (found,) = judged([metric("train", 0, 1, 1.0, a=math.inf), metric("train", 1, 1, 1.0, a=-math.inf)])
-    assert math.isnan(found.value) and line["metrics.a"] is None
 
 
 def test_metrics_before_the_first_step_are_a_line_of_their_own() -> None:

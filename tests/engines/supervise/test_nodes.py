@@ -131,6 +131,15 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
     joined[0].close()
 
 
+def test_nodes_that_never_join_are_named(listener: socket.socket) -> None:
+    nodes = Nodes(listener, "token", 0.0, join_limit_s=0.1)
+    nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in range(2)})
+    [found] = polled(nodes, lambda: nodes.lost)
+    reason = f"2 nodes of 2 did not connect to the head at {address_of(listener)} within 0 s: node 0, node 1"
+    assert found == NodeLost(0, reason, is_unfit=True) and not nodes.running
+    nodes.close()
+
+
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,11 +162,11 @@ def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
 def test_silent_strangers_make_room(
     listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within the usual limit of two at a time, they would take minutes."""
+    """Within the usual limit of two at a time, they would take long."""
     monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
     monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
-        for _ in range(60):
+        for _ in range(12):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         joining = pool.submit(join, address_of(listener), 0, "token")
         polled(nodes, lambda: nodes.has_joined(0))
