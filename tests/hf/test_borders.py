@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from meshctl.hf import Model
 from meshctl.hf.errors import ModelError
@@ -18,7 +19,6 @@ from meshctl.recipe.code.transformers_plans import has_state, masks_borders
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf.tiny_models import NotBuilt, config_of, model_of
 
-KINDS = {kind.model_type: kind for kind in AutoModelForCausalLM._model_mapping}
 SHORT = {
     "llama": True,
     "gemma3_text": True,
@@ -67,24 +67,24 @@ def is_allowed(config: Any) -> bool | Unread:
 
 @pytest.mark.parametrize("kind", SHORT)
 def test_some_architectures(kind: str) -> None:
-    config = config_of(KINDS[kind])
+    config = config_of(CONFIG_MAPPING[kind])
     assert keeps_texts_apart(model_of(config)) == is_allowed(config) == SHORT[kind]
 
 
 @pytest.mark.slow_suite
 def test_all_architectures() -> None:
     different, not_built = [], set()
-    for name, kind in KINDS.items():
+    for kind in AutoModelForCausalLM._model_mapping:
         try:
             config = config_of(kind)
         except NotBuilt:
-            not_built.add(name)
+            not_built.add(kind.model_type)
             continue
         if is_allowed(config) not in (
             keeps_texts_apart(model_of(config)),
             Unread("its model was not found in transformers"),
         ):
-            different.append(name)
+            different.append(kind.model_type)
     assert (different, not_built) == ([], {*NOT_BUILT})
 
 
@@ -93,7 +93,7 @@ def test_all_architectures() -> None:
 )
 def test_the_first_packed_batch(kind: str, dtype: str) -> None:
     """It is refused by the model itself, for what `validate` cannot read."""
-    model = Model({**config_of(KINDS[kind]).to_dict(), "model_type": kind}, dtype=dtype)
+    model = Model({**config_of(CONFIG_MAPPING[kind]).to_dict(), "model_type": kind}, dtype=dtype)
     model.setup()
     ids, positions = torch.cat([FIRST, SECOND]), torch.cat([torch.arange(8), torch.arange(7)])
     columns = {"input_ids": Ragged.of([ids]), "position_ids": Ragged.of([positions])}
@@ -115,7 +115,7 @@ def test_an_architecture_with_a_state_cannot_share_prompts() -> None:
         "bloom": False,
         "lfm2": True,
     }.items():
-        config = config_of(KINDS[kind])
+        config = config_of(CONFIG_MAPPING[kind])
         assert has_state(INSTALLED, kind, getattr(config, "layer_types", None)) == is_refused
         model, ids = model_of(config), torch.stack([FIRST[:7], SECOND])
         texts = Texts(

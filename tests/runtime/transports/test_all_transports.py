@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from meshctl.runtime.world import connect_all
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.modes import Dispatch
 from tests.hang import HANG_S
+from tests.runtime import in_process
 from tests.runtime.in_process import KeptEvents
 from tests.runtime.pipelines import made, pipelines
 from tests.runtime.plans import call, plan
@@ -40,7 +43,8 @@ JOB_SIZE = 5
 pytestmark = pytest.mark.slow
 
 
-def some() -> list[Plan]:
+@cache
+def jobs() -> list[Plan]:
     """Returns two opposite orders and a few random ones, the same in every process."""
     components = {
         "source-a": ("a", {}),
@@ -107,9 +111,6 @@ def some() -> list[Plan]:
     return found
 
 
-JOBS = some()
-
-
 def by_tcp(job: Plan, job_rank: int, store: Store) -> DataPlane:
     transport = DataPlane(Context(job_rank, slots_of(job)))
     tcp = TcpTransport(transport, "token")
@@ -162,7 +163,7 @@ def work(way: str, job_rank: int, port: int, folder: Path) -> None:
     """Runs one worker, which takes part in every job that has its job rank."""
     answer: list[Any] = []
     case = WAYS[way]
-    for number, job in enumerate(map(case.moved, JOBS)):
+    for number, job in enumerate(map(case.moved, jobs())):
         if job_rank >= job.job_size:
             continue
         clients = [
@@ -201,6 +202,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict
     """Returns the values that every worker received, by job rank. Workers are forked before the store's
     threads exist."""
     folder = tmp_path_factory.mktemp("ways")
+    jobs()  # before the fork
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     children = []
@@ -239,26 +241,20 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict
         del store
 
 
-@pytest.mark.parametrize("number", range(len(JOBS)))
-@pytest.mark.parametrize("way", WAYS)
 def test_every_job_ends_with_all_samples_where_they_should_be(
-    answers: dict[str, dict[int, list[Any]]], way: str, number: int
+    answers: dict[str, dict[int, list[Any]]],
 ) -> None:
-    from tests.runtime import in_process
+    for number, job in enumerate(jobs()):
+        seen: dict[tuple[str, int], list[Any]] = {}
 
-    job = JOBS[number]
-    mine = {
-        job_rank: next(answer for answer in answers[way][job_rank] if answer[0] == number)
-        for job_rank in range(job.job_size)
-    }
-    assert {last for _, last, _ in mine.values()} == {job.run.steps}
-    seen: dict[tuple[str, int], list[Any]] = {}
-    outcome = in_process.run(
-        job, lambda name, rank: made(name, seen.setdefault((job.component(name).group, rank), []))
-    )
-    assert not outcome.faults
-    for job_rank, (_, _, got) in mine.items():
-        assert got == values_of(seen[job.group_and_rank(job_rank)])
+        def component(name: str, rank: int, job: Plan = job, seen: Any = seen) -> Any:
+            return made(name, seen.setdefault((job.component(name).group, rank), []))
+
+        assert not in_process.run(job, component).faults
+        for way, job_rank in product(WAYS, range(job.job_size)):
+            [(last, got)] = [found for place, *found in answers[way][job_rank] if place == number]
+            assert last == job.run.steps, (way, number)
+            assert got == values_of(seen[job.group_and_rank(job_rank)]), (way, number, job_rank)
 
 
 def test_nobody_listens_to_a_proposer_without_workers() -> None:

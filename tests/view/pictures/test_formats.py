@@ -173,16 +173,16 @@ LINE = re.compile(
 )
 
 
-@pytest.mark.parametrize("drawn", [*(topology(made()) for made in PLANS.values()), odd(), many(500)])
-def test_every_line_of_a_flowchart_is_one_that_mermaid_knows(drawn: Topology) -> None:
-    assert [line for line in mermaid.draw(drawn).splitlines() if not LINE.fullmatch(line)] == []
+def test_every_line_of_a_flowchart_is_one_that_mermaid_knows() -> None:
+    for drawn in (*(topology(made()) for made in PLANS.values()), odd(), many(500)):
+        assert [line for line in mermaid.draw(drawn).splitlines() if not LINE.fullmatch(line)] == []
 
 
 @pytest.mark.parametrize(
-    ("drawn", "texts"),
+    ("made", "texts"),
     [
         (
-            topology(everything()),
+            lambda: topology(everything()),
             [
                 'subgraph g2["train: 16 workers on cuda, 3 nodes"]',
                 '    s2["B rollouts<br>sampler.sample<br>dp 2 x tp 2"]:::h1',
@@ -192,15 +192,15 @@ def test_every_line_of_a_flowchart_is_one_that_mermaid_knows(drawn: Topology) ->
                 '    c0_0["D extra<br>dp 4"]:::h3',  # a component that no stage calls
             ],
         ),
-        (topology(one()), ["  accDescr: 1 device group, 1 stage, 0 routes\n"]),
-        (topology(twice()), ["  accDescr: 1 device group, 1 stage, 1 route\n"]),
-        (topology(program()), ['p0["a train.py --lr #39;#60;b#62;#39;"]:::h0']),
-        (odd(), ["#60;script#62;alert(1)#60;/script#62;", "日本語 グループ"]),
-        (many(500), [" more groups, ", " more stages, ", ' more routes"]']),
+        (lambda: topology(one()), ["  accDescr: 1 device group, 1 stage, 0 routes\n"]),
+        (lambda: topology(twice()), ["  accDescr: 1 device group, 1 stage, 1 route\n"]),
+        (lambda: topology(program()), ['p0["a train.py --lr #39;#60;b#62;#39;"]:::h0']),
+        (odd, ["#60;script#62;alert(1)#60;/script#62;", "日本語 グループ"]),
+        (lambda: many(500), [" more groups, ", " more stages, ", ' more routes"]']),
     ],
 )
-def test_a_flowchart_has_groups_stages_and_routes(drawn: Topology, texts: list[str]) -> None:
-    found = mermaid.draw(drawn)
+def test_a_flowchart_has_groups_stages_and_routes(made: Callable[[], Topology], texts: list[str]) -> None:
+    found = mermaid.draw(made())
     assert [text for text in texts if text not in found] == []
     assert found.count("\n  subgraph ") == found.count("\n  end\n")
 
