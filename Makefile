@@ -29,14 +29,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo smollm2 vllm torch slurm slurm-stop test suite test-all nightly lint style types format bench fuzz wheel clean
+.PHONY: help demo smollm2 vllm torch test suite test-all nightly lint style types format bench fuzz wheel clean
 
 help:
 	@echo "make demo      train a small transformer by GRPO, on CPU, in two minutes"
 	@echo "make smollm2   the small language model of sft_lora.yaml model=smollm2, once"
 	@echo "make vllm      an interpreter with vLLM for CPUs in .venv-vllm, for groups of meshctl.vllm.Sampler"
 	@echo "make torch     an interpreter with another version of torch in .venv-torch, for one of the tests"
-	@echo "make slurm     a cluster of Slurm with three nodes on this machine; make slurm-stop ends it"
 	@echo "make test      lint, types and the tests"
 	@echo "make test-all  the tests of make test, and those that take minutes each"
 	@echo "make nightly   thousands of generated cases"
@@ -177,12 +176,6 @@ $(SLURM): $(TOOLS)
 			'apt-get update -qq $(APT); apt-get install -qq -y $(APT) --no-install-recommends slurm-wlm munge' >/dev/null 2>&1; } \
 		|| echo "Slurm could not be installed: the tests that need slurm-wlm and munge will be skipped" >&2
 	@touch $(SLURM)
-
-slurm: $(SLURM)
-	@$(BIN)/python -m tests.engines.slurm_cluster start
-
-slurm-stop: $(TOOLS)
-	@$(BIN)/python -m tests.engines.slurm_cluster stop
 
 clean:
 	rm -rf .venv $(VLLM) $(TORCH) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import select
 import socket
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from meshctl.network.connection import Connection, Message, ProtocolError
@@ -36,16 +35,6 @@ class Arrived(Protocol):
 
 
 Peer = TypeVar("Peer", bound=Arrived)
-
-
-def overdue(peers: Collection[Peer], now: float) -> list[Peer]:
-    """Returns the peers, of those that have not authenticated, that are to be dropped. Where it is crowded,
-    the host that has most of them makes room."""
-    late = [one for one in peers if now - one.began > STRANGER_S]
-    if late or len(peers) < STRANGERS_MAX:
-        return late
-    [(crowd, _)] = Counter(one.connection.peer_host for one in peers).most_common(1)
-    return [one for one in peers if one.connection.peer_host == crowd and now - one.began > CROWDED_S]
 
 
 class Arrivals(Generic[Peer]):
@@ -99,10 +88,11 @@ class Arrivals(Generic[Peer]):
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""
-        for one in overdue(self._strangers.values(), now):
-            file = one.connection.fileno()
-            one.connection.close()
-            self._forget(file)
+        limit_s = STRANGER_S if len(self._strangers) < STRANGERS_MAX else CROWDED_S
+        for file, one in list(self._strangers.items()):
+            if now - one.began > limit_s:
+                one.connection.close()
+                self._forget(file)
 
     def _forget(self, file: int) -> None:
         """Forgets a peer that has authenticated or has ended, so that another one can."""

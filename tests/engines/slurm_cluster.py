@@ -1,28 +1,21 @@
 """A Slurm cluster of three nodes on this machine, two of which have two made-up GPUs.
 
-    with cluster(folder) as environ:             # a test: ports and a munge of its own
-        subprocess.run(["sinfo"], env=environ)
-
-    python -m tests.engines.slurm_cluster start  # `make slurm`: for a person
-    python -m tests.engines.slurm_cluster stop   # `make slurm-stop`
+    with cluster(folder) as made:                # with ports and a munge of its own
+        subprocess.run(["sinfo"], env=made.environ)
 
 The GPUs are /dev/null and /dev/zero: Slurm counts them and sets CUDA_VISIBLE_DEVICES. A job in the partition
-`urgent` preempts those in `debug`. All daemons listen on the
-loopback address, and are ended by their process number.
+`urgent` preempts those in `debug`. All daemons listen on the loopback address, and are ended by their process number.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,7 +25,6 @@ NODES = ("n1", "n2", "n3")
 TOOLS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel")
 PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 START_S = HANG_S
-FOR_A_PERSON = Path(tempfile.gettempdir()) / f"meshctl-slurm-{os.geteuid()}"
 
 
 def missing() -> list[str]:
@@ -191,36 +183,3 @@ def cluster(folder: Path) -> Iterator[Cluster]:
         yield made
     finally:
         made.close()
-
-
-def main(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """`start` or `stop` of the cluster for a person."""
-    record = FOR_A_PERSON / "daemons.json"
-    if words == ["start"]:
-        if lacking := missing():
-            print(f"this machine lacks {', '.join(lacking)} for a cluster of Slurm", file=sys.stderr)
-            return 1
-        if record.exists():
-            print(f"it runs already: export SLURM_CONF={FOR_A_PERSON}/slurm.conf", file=sys.stderr)
-            return 1
-        shutil.rmtree(FOR_A_PERSON, ignore_errors=True)
-        FOR_A_PERSON.mkdir(mode=0o755)
-        made = Cluster(FOR_A_PERSON)
-        made.open()
-        record.write_text(json.dumps({name: process.pid for name, process in made.daemons.items()}))
-        print(f"three idle nodes: export SLURM_CONF={FOR_A_PERSON}/slurm.conf")
-        return 0
-    if words == ["stop"]:
-        if record.exists():
-            made = Cluster(FOR_A_PERSON)
-            made.run("scancel", "--user=root")
-            time.sleep(1)
-            end_all([int(pid) for pid in reversed(json.loads(record.read_text()).values())])
-            shutil.rmtree(FOR_A_PERSON)
-        return 0
-    print("usage: python -m tests.engines.slurm_cluster start|stop", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ import pytest
 from meshctl.run.directory import RunDir
 from tests.engines import test_group_restart as group_restart
 from tests.engines.kubernetes.cluster import MISSING
-from tests.engines.kubernetes.test_run import World, ended, world
+from tests.engines.kubernetes.test_run import World, world
 from tests.engines.test_elastic import PARTS
 from tests.engines.test_elastic_nodes import RECIPE, SLOW, compared
 from tests.engines.test_group_restart import EACH_ON_A_NODE, check_nodes, launched
@@ -80,8 +80,8 @@ def test_a_deleted_pod_is_done_without_until_another_one_has_room(world: World) 
     world.cluster.is_holding = False
     until_sizes(world, [2, 3])
     world.until_step(len((world.run_of_pods / "metrics.jsonl").read_text().splitlines()) + 3)
-    launch.send_signal(signal.SIGINT)
-    code, output = ended(world, launch)
+    launch.signal(signal.SIGINT)
+    code, output = launch.end()
     assert code == 130, output
     assert not world.cluster.failures, "a pod that its node has left counts for no limit of its Job"
     compared(world.folder, world.run_of_pods)
@@ -93,7 +93,7 @@ def test_a_deleted_pod_is_replaced(world: World) -> None:
     world.until_step(10)
     old = world.cluster.pod("nodes0", 1)
     delete(world, "pod", old.name)
-    code, output = ended(world, launch)
+    code, output = launch.end()
     assert (
         code == 0 and "node 1 has received SIGTERM from its scheduler: the run goes on without it" in output
     ), output
@@ -113,7 +113,7 @@ def test_a_deleted_job_set_ends_the_run_in_order(world: World) -> None:
     world.until(lambda: launcher_events(world, "over"))
     [over] = launcher_events(world, "over")
     assert over["code"] == 143, over
-    ended(world, launch)
+    launch.end()
     steps = len((world.run_of_pods / "metrics.jsonl").read_text().splitlines())
     assert (world.run_of_pods / "checkpoints" / f"step-{steps}" / "checkpoint.manifest.json").exists()
 
@@ -130,7 +130,7 @@ def test_a_group_in_pods_of_its_own_restarts_alone(world: World) -> None:
     for death in ("call-1-4", "node-0-8"):
         (world.folder / "volume" / f"die-pods-{death}").touch()
     launch = world.launch("name=pods", *EACH_ON_A_NODE)
-    code, output = ended(world, launch)
+    code, output = launch.end()
     assert code == 0, output
     until_pods_succeed(world)
     check_nodes(RunDir(world.run_of_pods), whole)

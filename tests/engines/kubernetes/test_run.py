@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests import command_server
 from tests.cli.commands import MAIN
 from tests.cli.small_launch import PARTS, RECIPE
+from tests.command_server import Done, Started, call
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
 from tests.hang import HANG_S
 
@@ -33,25 +33,18 @@ class World:
 
     def __init__(self, folder: Path, made: Cluster) -> None:
         self.folder, self.cluster = folder, made
-        self.launches: list[subprocess.Popen[str]] = []
+        self.launches: list[Started] = []
         self.environ = {**os.environ, **made.environ, "XDG_STATE_HOME": str(folder / "state")}
         volume = f"engine.jobset.volumes={{runs: {{claim: runs, path: {folder}/volume}}}}"
         self.options = ["recipe.yaml", "--engine", "jobset", "engine.jobset.image=train:1", volume]
         self.options += ["engine.jobset.lease=5", "run.grace=5", "engine.jobset.port=29400"]
 
-    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return command_server.call(self.folder, *words, env=self.environ)
+    def call(self, *words: str) -> Done:
+        return call(self.folder, *words, env=self.environ)
 
-    def launch(self, *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-c", MAIN, "launch", *self.options, *words]
-        launch = subprocess.Popen(
-            argv,
-            cwd=self.folder,
-            env=self.environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    def launch(self, *words: str) -> Started:
+        environ = {name: value for name, value in self.environ.items() if value != os.environ.get(name)}
+        launch = Started(self.folder, "launch", *self.options, *words, **environ)
         self.launches.append(launch)
         return launch
 
@@ -119,16 +112,13 @@ def world(tmp_path: Path) -> Iterator[World]:
         found = World(tmp_path, made)
         yield found
         for launch in found.launches:
-            if launch.poll() is None:
-                launch.kill()
-            launch.communicate()
+            launch.kill()
 
 
 @pytest.mark.slow_suite
 def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
-    launch = world.launch()
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    assert launch.returncode == 0 and "examination: it has failed" not in output, output
+    code, output = world.launch().end()
+    assert code == 0 and "examination: it has failed" not in output, output
     local = world.call("launch", "recipe.yaml", "--engine", "loopback", "run.dir=here")
     assert local.returncode == 0, local.stderr
     [here] = world.folder.glob("here/*/*")
@@ -154,18 +144,13 @@ def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     world.call("logs", "-f")
 
 
-def ended(world: World, launch: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = launch.communicate(timeout=LIMIT_S)
-    return launch.returncode, output
-
-
 @pytest.mark.slow_suite
 def test_a_pod_without_memory_is_named(world: World) -> None:
     launch = world.launch(*SLOW)
     world.until_step(2)
     pod = world.cluster.pod("nodes0", 1)
     world.cluster.kill_pod(pod, "OOMKilled")
-    code, output = ended(world, launch)
+    code, output = launch.end()
     assert code == 5 and re.search(r"the connection to node 1 \(\S+\) is lost", output), output
     assert f"pod {pod.name}: OOMKilled: it needed more memory than its limit" in output
 
@@ -176,7 +161,7 @@ def test_a_deleted_pod_ends_the_run_in_order_and_is_named(world: World) -> None:
     world.until_step(2)
     pod = world.cluster.pod("nodes0", 1)
     subprocess.run(["kubectl", "delete", "pod", pod.name, "--wait=false"], env=world.environ, check=True)
-    code, output = ended(world, launch)
+    code, output = launch.end()
     assert code == 143 and "node 1 has received SIGTERM from its scheduler" in output, output
     assert list(world.run_of_pods.glob("checkpoints/step-*/checkpoint.manifest.json"))
 
@@ -201,7 +186,7 @@ def test_a_lost_head_starts_again_and_continues(world: World) -> None:
     launch = world.launch("components.trainer.args.mood=slow", "run.steps=60", "engine.jobset.max_restarts=1")
     world.until_step(10)
     world.cluster.kill_pod(world.cluster.pod("nodes0", 0))
-    code, output = ended(world, launch)
+    code, output = launch.end()
     assert code == 0, output + "".join(pod.log.read_text() for pod in world.cluster.pods)
     assert list(world.cluster.restarts.values()) == [1]
     assert [row["step"] for row in rows(world.run_of_pods)] == list(range(1, 61))
@@ -218,7 +203,7 @@ def test_a_lost_head_starts_again_and_continues(world: World) -> None:
     ],
 )
 def test_a_failing_setup_or_worker_is_the_cause(world: World, word: str, cause: str) -> None:
-    code, output = ended(world, world.launch(word))
+    code, output = world.launch(word).end()
     assert code == 5 and cause in output, output
 
 
