@@ -8,7 +8,6 @@ Notes about interpreters depend on the machine. `launch` refuses to start with o
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic
@@ -20,7 +19,7 @@ from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
 from meshctl.run.bounds import bounding_sources
 from meshctl.run.settings import Elastic
-from meshctl.text.english import counted, listed, nearest
+from meshctl.text.english import counted, in_words, listed, nearest
 
 DETECTED = "`device_type` is not set: write the type of the machine that runs the recipe"
 """Help for an error that depends on the device type of this machine."""
@@ -274,26 +273,17 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
 
 
 def _possible(facts: Facts, group: DeviceGroup, counts: list[int]) -> Diagnostic:
-    shown = [str(count) for count in islice(counts, COUNTS_MAX)]
-    more = f" or {counts[-1]}" if len(counts) > COUNTS_MAX + 1 else ""
-    numbers = f"{', '.join(shown)} ...{more}" if more else _either(shown)
-    message = (
-        f"without a rank that is lost for good, `{group.name}` goes on with {numbers} of {group.devices}"
-    )
-    parts = []
-    if idle := group.devices - 1 - counts[0]:
-        parts.append(f"{counted(idle, 'rank')} of it {'is' if idle == 1 else 'are'} idle then")
+    shown = in_words(list(map(str, counts[:COUNTS_MAX])), "or")
+    shown += f" ... or {counts[-1]}" if len(counts) > COUNTS_MAX else ""
+    lost = "without a rank that is lost for good"
+    message = f"{lost}, `{group.name}` goes on with {shown} of {group.devices}"
+    parts = ["`samples` stays global; rules for the learning rate and the batch size are yours"]
     if firm := [name for name in facts.recipe.groups if name not in _elastic(facts)]:
         parts.append(f"a loss of {listed(firm, 'or')} for good ends the run")
     if facts.recipe.run.checkpoint is None:
         parts.append("without `run.checkpoint` it begins again from the start, and never grows back")
-    parts.append("`samples` stays global; rules for the learning rate and the batch size are yours")
     span = facts.key("run", "elastic", group.name)
     return Diagnostic("MC329", message, span, help="; ".join(parts), severity="note")
-
-
-def _either(words: list[str]) -> str:
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _elastic(facts: Facts) -> set[str]:
