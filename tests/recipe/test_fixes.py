@@ -70,15 +70,7 @@ GROUPS = "groups: {{train: {{{}, device_type: cpu, program: {{module: json.tool}
     [
         ("rank: 4", [("rank", "ranks")]),
         ("'rank': 4", [("rank", "ranks")]),
-        ("ranks: 4.0", []),
-        ("ranks: 4e0", []),
         ("ranks: '4'", []),
-        ("ranks: 04", []),  # who knows what was meant
-        ("ranks: '04'", []),
-        ("ranks: 4.5", []),
-        ("ranks: -4.0", []),
-        ("ranks: &n 4.0", []),
-        ("ranks: !!float 4", []),
         ("ranks: ${vars.n}", []),
         ("ranks: 4, rank: 4", []),
         ("rank: 4, rankz: 4", []),
@@ -157,27 +149,6 @@ def test_fixes_that_touch_wait_for_the_next_round() -> None:
     assert compatible((one, apart), ["g"]) == ()
 
 
-SIZES = """groups: {{train: {{ranks: {ranks}, device_type: cuda}}}}
-components: {{actor: {{_target_: arithmetic.Actor, group: train, parallel: {{{sizes}}}}}}}
-run: {{steps: 1}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("ranks", "sizes"),
-    [
-        ("4", "dp_size: 3"),
-        ("16", "dp_size: 3, tp_size: 4"),
-        ("8", "fsdp_size: 8, tp_size: 2"),
-        ("8, gpus_per_worker: 8", "fsdp_size: 8"),
-        ("8, colocate: true", "dp_size: 8"),
-        ("8, colocate: 1", "dp_size: 8"),
-    ],
-)
-def test_what_may_have_another_correction_is_not_fixed(ranks: str, sizes: str) -> None:
-    assert edits(SIZES.format(ranks=ranks, sizes=sizes)) == []
-
-
 RIGHT = (
     *("defaults: [_self_]", 'name: "no"', "seed: 7", "groups:"),
     *("  rollout: {ranks: 4, device_type: cpu}", "  train:", "    ranks: 2"),
@@ -228,24 +199,3 @@ def test_fixing_makes_the_recipe_correct_and_changes_nothing_else(recipes: tuple
     wrong, right = recipes
     assert repaired(wrong) == right
     assert not loaded(right).report.errors
-
-
-PIECES = (
-    *("groups:", "{", "}", "rank: ", "ranks: ", "'7'", "1e0", "no", ": ", "\n  ", "\n", "\n\t"),
-    *("a", "- ", "[", "]", ",", "&a ", "*a", "# 字", '"', "${a}", "on: ", "vars:", "defaults: "),
-    *("device: cpu", "???"),
-)
-
-
-@settings(max_examples=examples(25, 150))
-@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join))
-def test_a_fix_never_makes_a_text_worse(text: str) -> None:
-    before = loaded(text)
-    right = compatible(before.report.diagnostics, ["r.yaml"])
-    if right:
-        after = loaded(apply(text, (fix for found in right for fix in found.fixes)))
-        assert after.readable >= before.readable
-        gone = {(found.code, found.message) for found in before.report.diagnostics} - {
-            (found.code, found.message) for found in after.report.diagnostics
-        }
-        assert gone >= {(found.code, found.message) for found in right}

@@ -114,9 +114,3 @@ def test_many_secrets_are_all_hidden(tmp_path: Path) -> None:
     shown = "\n".join([*(line for _, lines in one.report.sources for line in lines), repr(one.report)])
     shown += repr(origins(one))
     assert len(one.secrets.written) == 3000 and "of-mine" not in shown
-
-
-@pytest.mark.parametrize("line", ["   env: *nowhere", "    env: *nowhere\n   args: []"])
-def test_an_undefined_alias_in_a_text_with_a_wrong_indentation(line: str, tmp_path: Path) -> None:
-    recipe = f"groups:\n  a:\n    program: recipe.yaml\n{line}\n"
-    assert codes(loaded(tmp_path, recipe)) == {"MC003"}

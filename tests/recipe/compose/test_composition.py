@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from meshctl.recipe.compose.yaml_tree import leaves, plain
-from tests.examples import examples
-from tests.recipe.compose.composing import SCALARS, composed, write
+from tests.recipe.compose.composing import composed, write
 
 # Where the files are
 
@@ -212,34 +207,6 @@ def test_a_layout_is_one_value(
     assert not result.found
     node = result.tree.at(("components", component, "parallel"))
     assert node is not None and plain(node) == expected
-
-
-ENTRY_PIECES = [
-    *("./", "../", "/", "extra", "recipe", "paint", "red", "@", "_here_", "_global_", "_group_", "vars", "."),
-    *(" ", "optional ", "override ", "${vars.a}", "???", "_self_", ":", "hydra", "\\", "é", "*", "conf"),
-    ".yaml",
-]
-NAMES = st.lists(st.sampled_from(ENTRY_PIECES), max_size=4).map("".join)
-ENTRIES = st.one_of(
-    NAMES,
-    st.dictionaries(NAMES, st.one_of(NAMES, st.lists(NAMES, max_size=2), SCALARS), max_size=2),
-    SCALARS,
-    st.lists(NAMES),
-)
-
-
-@settings(
-    max_examples=examples(25, 150),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(first=st.one_of(st.lists(ENTRIES, max_size=4), SCALARS), second=st.lists(ENTRIES, max_size=2))
-def test_no_defaults_list_raises(first: Any, second: Any, tmp_path: Path) -> None:
-    files = {
-        "recipe.yaml": {"defaults": first, "vars": {"a": "red"}},
-        "extra.yaml": {"defaults": second},
-        "paint/red.yaml": {"a": 1},
-    }
-    composed(write(tmp_path, {name: yaml.safe_dump(content) for name, content in files.items()}))
 
 
 PAINT = {"paint/red.yaml": "a: 1\n", "paint/blue.yaml": "a: 2\n", "size/red.yaml": "b: 1\n"}

@@ -1,13 +1,10 @@
 """Overrides on the command line: their spans, errors with help, and no exception for any text."""
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.compose.overrides import MAX_OVERRIDES, parse
 from meshctl.recipe.load import load
-from tests.examples import examples
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 
@@ -81,24 +78,16 @@ def test_brackets_without_end_are_refused() -> None:
     assert one.message == "this is not a valid override: its value is nested deeper than 64 levels"
 
 
-PIECES = (
-    *("components", "actor", "groups", "train", ".", "=", "+", "~", "@", "layout", "{", "}", "["),
-    *("]", ",", ":", "'", '"', "${", "}", "???", "run", "steps", "3", "hydra", "/", "\\", " "),
-    *("\t", "é", "null", "choice(", ")", "defaults", "*", "_global_", "parallel", "hsdp", "-1"),
-    *("$",),
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["defaults=[x]"],
+        ["~groups", "~components", "~pipeline"],
+        ["groups=3", "components=[]", "pipeline=null"],
+        ["layout@_global_=hsdp"],
+        ["+layout@components=hsdp", "layout=[hsdp,dp]"],
+        ["=", "", "~", "+"],
+    ],
 )
-
-
-@settings(max_examples=examples(25, 150))
-@given(
-    st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=7).map("".join), min_size=1, max_size=3)
-)
-@example(["defaults=[x]"])
-@example(["~groups", "~components", "~pipeline"])
-@example(["groups=3", "components=[]", "pipeline=null"])
-@example(["layout@_global_=hsdp"])
-@example(["+layout@components=hsdp", "layout=[hsdp,dp]"])
-@example(["=", "", "~", "+"])
-def test_whatever_is_typed_nothing_raises(overrides: list[str]) -> None:
-    for one in found(*overrides):
-        assert one.message and one.code.startswith("MC")
+def test_odd_overrides_raise_nothing(overrides: list[str]) -> None:
+    assert all(one.message and one.code.startswith("MC") for one in found(*overrides))
