@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from meshctl.runtime.worker import skip_without_terminal
+from tests import command_server
 
 
 class Terminal(io.StringIO):
@@ -48,15 +49,16 @@ def test_a_hook_that_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 CODE = """
-import logging, sys
+import logging
 from meshctl.runtime.worker import set_log_level
-set_log_level(sys.argv[1])
+set_log_level({!r})
 logger = logging.getLogger("a.model")
 logger.debug("one")
 logger.info("two")
 logger.warning("three")
 logging.basicConfig(level=logging.INFO, format="mine %(message)s")
 logger.info("four")
+raise SystemExit
 """
 
 
@@ -69,6 +71,7 @@ logger.info("four")
         ("error", ["mine four"]),
     ],
 )
-def test_records_of_a_level_and_above_until_the_user_adds_a_handler(level: str, lines: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, level], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines() == lines
+def test_records_of_a_level_and_above_until_the_user_adds_a_handler(
+    level: str, lines: list[str], tmp_path: Path
+) -> None:
+    assert command_server.call(tmp_path, program=CODE.format(level)).stderr.splitlines() == lines

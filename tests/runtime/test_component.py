@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 
 from meshctl import Batch, Component, ComponentError, DeviceMesh, MeshError, copy_weights, endpoint
 from meshctl.runtime.component import Endpoint, endpoint_of
 from meshctl.runtime.instantiate import make
 from meshctl.runtime.rank_context import STARTING, Location, RankContext
+from tests import command_server
 from tests.paths import ROOT
+from tests.runtime import worlds
 from tests.runtime.plans import plan
 
 
@@ -68,15 +76,16 @@ def test_the_facts_of_a_rank_on_the_second_node() -> None:
     assert alone.place.location == Location(0, 0, 1)
 
 
-def test_meshes_of_one_process() -> None:
+def test_meshes_of_one_process(tmp_path: Path) -> None:
     """Runs in a separate process, because it initializes torch.distributed."""
     code = """
 from meshctl import Component
 it = Component()
 print(it.torch_mesh.shape, it.node_mesh.mesh_dim_names, it.node_mesh.shape, it.local_mesh.shape)
 assert it.torch_mesh is it.torch_mesh and it.local_mesh is it.local_mesh
+raise SystemExit
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = command_server.call(tmp_path, program=code)
     assert done.stdout == "(1, 1, 1, 1, 1) ('node', 'local') (1, 1) (1,)\n", done.stderr
 
 
@@ -171,14 +180,53 @@ def test_a_mesh_of_another_size_than_the_world_is_refused() -> None:
         component.torch_mesh  # noqa: B018
 
 
-@pytest.mark.slow
-def test_under_torchrun_a_component_joins_the_world(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
+def by_torchrun(folder: Path) -> None:
+    script = folder / "script.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    command = [*torchrun, str(script), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*torchrun, str(script), str(folder)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def by_its_variables(folder: Path) -> None:
+    """Runs the script in forks with the variables that torchrun sets."""
+    for module in worlds.LOADED_LATE:
+        importlib.import_module(module)
+    listener = socket.create_server(("127.0.0.1", 0))
+    common = {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": listener.getsockname()[1],
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    pids = []
+    for rank in range(4):
+        if pid := os.fork():
+            pids.append(pid)
+            continue
+        listener.close()
+        variables = {"RANK": rank, "LOCAL_RANK": rank, **common, **address}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        sys.argv[1:] = [str(folder)]
+        try:
+            exec(SCRIPT, {"__name__": "__main__"})
+        except BaseException:
+            (folder / f"{rank}.txt").write_text(traceback.format_exc())
+        finally:
+            os._exit(0)
+    store = TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    for pid in pids:
+        os.waitpid(pid, 0)
+    del store
+    assert not [path.read_text() for path in folder.glob("*.txt")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [by_its_variables, pytest.param(by_torchrun, marks=pytest.mark.slow_suite)])
+def test_under_torchrun_a_component_joins_the_world(start: Callable[[Path], None], tmp_path: Path) -> None:
+    start(tmp_path)
     for rank in range(4):
         facts = json.loads((tmp_path / f"{rank}.json").read_text())
         assert facts[:8] == [rank, 4, rank, 4, 0, "(1, 4, 1, 1, 1)", 6.0, 4]
