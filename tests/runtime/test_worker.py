@@ -1,10 +1,11 @@
-"""Whole runs from the command line: resume, re-sharding, weights between meshes, errors in the recipe's
-code."""
+"""Whole runs from the command line: resume, re-sharding, state that differs between ranks, weights between
+meshes, errors in the recipe's code."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,26 @@ def net():
 
 
 class Source(Component):
+    # has a state of its own on each rank
+    def __init__(self):
+        self.random = torch.Generator().manual_seed(self.mesh.data_rank())
+        self.position = 0
+
     def __len__(self):
         return 1000
 
     @endpoint
     def next(self, samples: range):
-        return Batch({"x": torch.tensor([[n % 7, n % 5, n % 3, 1.0] for n in samples])})
+        self.position += 1 + self.mesh.data_rank()
+        noise = torch.rand(len(samples), 1, generator=self.random) + 0.01 * self.position
+        return Batch({"x": torch.tensor([[n % 7, n % 5, n % 3, 1.0] for n in samples]) + noise})
+
+    def state_dict(self):
+        return {"loader": {"position": self.position}, "random": self.random.get_state()}
+
+    def load_state_dict(self, state):
+        self.position = state["loader"]["position"]
+        self.random.set_state(state["random"])
 
 
 class Sampler(Component):
@@ -79,6 +94,22 @@ class Trainer(Component):
         set_state_dict(self.net, self.opt, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
+class Half(Component):
+    @endpoint(collect="mean")
+    def update(self, batch: Batch):
+        return {}
+
+
+class Unstorable(Half):
+    def state_dict(self):
+        return {"a": {"random": torch.Generator()}}
+
+    def load_state_dict(self, state): ...
+
+
+setattr(Half, "state_dict", lambda self: {})  # which cannot be read as text
+
+
 class Broken(Trainer):
     @endpoint(collect="mean")
     def update(self, batch: Batch):
@@ -115,7 +146,7 @@ pipeline:
   batch: {call: prompts.next, samples: 8}
   made: {call: sampler.sample, in: batch}
   learnt: {call: actor.update, in: made}
-  publish: {sync: actor, to: sampler}
+  publish: {sync: actor, to: sampler, every: 2}
 run: {steps: 9, dir: runs, checkpoint: {every: 3}}
 """
 
@@ -156,40 +187,81 @@ def whole(where: Path) -> Ran:
     return ran
 
 
-def test_a_run_learns_with_the_weights_of_the_last_step(whole: Ran) -> None:
+@pytest.fixture(scope="module")
+def part(where: Path) -> Path:
+    """Returns the folder of a run of three steps. No sync runs in the last one, in whose cut the sampler gets
+    the weights."""
+    first = launch(where, "recipe.yaml", "run.steps=3", "name=part")
+    assert first.code == 0, first.err
+    [folder] = (where / "runs" / "part").iterdir()
+    return folder
+
+
+def resumed(part: Path, name: str, *words: str) -> Ran:
+    """Continues a copy of the run."""
+    folder = part.parent.parent / name / part.name
+    shutil.copytree(part, folder, symlinks=True)
+    done = call(part, "launch", str(folder), *words)
+    return Ran(done.returncode, done.stdout, done.stderr, folder)
+
+
+def test_a_run_learns_with_the_weights_of_the_last_sync(whole: Ran) -> None:
     loss = whole.curve("learnt.loss")
     assert len(loss) == 9 and loss[-1] < loss[0]
-    assert whole.curve("learnt.version") == list(range(9))
-    assert whole.curve("learnt.first") == [
-        8 * step + 2.0 for step in range(9)
-    ]  # the mean of the two shares' first: 8 k and 8 k + 4
+    assert whole.curve("learnt.version") == [0, 0, 2, 3, 4, 4, 6, 6, 8], "3 and 6 are cuts"
+    # the mean of the two shares' first: 8 k and 8 k + 4
+    assert whole.curve("learnt.first") == [8 * step + 2.0 for step in range(9)]
     assert len(set(whole.curve("learnt.seen"))) == 9  # the sampler's weights do change
     assert (whole.folder / "checkpoints" / "latest").resolve().name == "step-9"
     assert (whole.folder / "logs" / "train" / "1.log").exists()
 
 
-def test_a_resumed_run_has_the_same_curve_as_one_that_was_not_interrupted(where: Path, whole: Ran) -> None:
-    first = launch(where, "recipe.yaml", "run.steps=5", "name=resumed")
-    assert first.code == 0, first.err
-    folder = first.folder.parent.parent / "resumed"
-    [run] = folder.iterdir()
-    # The last checkpoint is that of step 5, an earlier cut than any of the uninterrupted run's.
-    assert launch(where, str(run), "run.steps=9").code == 0
-    resumed = Ran(0, "", "", run)
-    assert [line["step"] for line in resumed.metrics] == list(range(1, 10))
+def test_a_resumed_run_has_the_same_curve_as_one_that_was_not_interrupted(part: Path, whole: Ran) -> None:
+    """Each rank continues with its own state."""
+    again = resumed(part, "resumed", "run.steps=9")
+    assert again.code == 0, again.err
+    assert [line["step"] for line in again.metrics] == list(range(1, 10))
     for name in ("learnt.loss", "learnt.seen", "learnt.version", "learnt.first"):
-        assert resumed.curve(name) == whole.curve(name)
+        assert again.curve(name) == whole.curve(name)
 
 
-def test_a_resume_is_exact_where_a_sync_does_not_run_in_the_cuts_step(where: Path) -> None:
-    words = ("recipe.yaml", "pipeline.publish.every=2")
-    assert launch(where, *words, "name=apart-whole").code == 0
-    assert launch(where, *words, "name=apart-part", "run.steps=3").code == 0
-    [through], [run] = (where / "runs" / "apart-whole").iterdir(), (where / "runs" / "apart-part").iterdir()
-    assert launch(where, str(run), "run.steps=9").code == 0
-    whole, resumed = Ran(0, "", "", through), Ran(0, "", "", run)
-    for name in ("learnt.loss", "learnt.seen", "learnt.version"):
-        assert resumed.curve(name) == whole.curve(name)
+def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(part: Path, whole: Ran) -> None:
+    again = resumed(part, "resharded", "run.steps=9", "groups.train.ranks=1")
+    assert again.code == 0, again.err
+    assert again.curve("learnt.loss") == pytest.approx(whole.curve("learnt.loss"), rel=1e-5)
+    assert again.curve("learnt.first")[3:] == [8.0 * step for step in range(3, 9)]
+
+
+def test_a_changed_dim_of_state_that_differs_is_refused_before_anything_starts(part: Path) -> None:
+    again = resumed(part, "refused", "run.steps=6", "groups.rollout.ranks=4")
+    assert again.code == 4 and "Traceback" not in again.err
+    [line] = [line for line in again.err.splitlines() if line.startswith("error[MC724]: ")]
+    assert line.endswith(
+        "the state of `prompts` was saved with dp 2 and cannot be loaded with dp 4: "
+        "`loader.position` and `random` differ along `dp`"
+    )
+    assert sorted((again.folder / "events").iterdir()) == [
+        again.folder / "events" / path.name for path in sorted((part / "events").iterdir())
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "Unstorable",
+            r"step 3: .*the state of `actor` cannot be stored: `a.random` is a torch._C.Generator: store its",
+        ),
+        ("Half", "`actor` has `state_dict` and no `load_state_dict`: its state would be lost"),
+    ],
+)
+def test_state_that_would_be_lost_is_an_error_of_one_line(where: Path, target: str, message: str) -> None:
+    words = ("~components.sampler", "~pipeline.made", "~pipeline.publish", "pipeline.learnt.in=batch")
+    ran = launch(
+        where, "recipe.yaml", f"name={target.lower()}", f"components.actor._target_=parts.{target}", *words
+    )
+    assert ran.code == 5 and "Traceback" not in ran.err
+    assert re.search(message, ran.err), ran.err
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> None:
@@ -198,17 +270,6 @@ def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> N
     assert again.code == 0 and not re.search("^(error|warning|note)", again.err, re.MULTILINE), again.err
     assert "the run is complete: its last checkpoint is of step 9 of 4" in again.out
     assert (whole.folder / "recipe.yaml").read_text() == before
-
-
-def test_a_resume_on_another_mesh_goes_on_with_the_same_samples(where: Path, whole: Ran) -> None:
-    first = launch(where, "recipe.yaml", "run.steps=5", "name=resharded")
-    assert first.code == 0, first.err
-    [run] = (where / "runs" / "resharded").iterdir()
-    again = launch(where, str(run), "run.steps=9", "groups.train.ranks=1", "groups.rollout.ranks=4")
-    assert again.code == 0, again.err
-    resumed = Ran(0, "", "", run)
-    assert resumed.curve("learnt.loss") == pytest.approx(whole.curve("learnt.loss"), rel=1e-5)
-    assert resumed.curve("learnt.first")[5:] == [8.0 * step for step in range(5, 9)]
 
 
 def test_a_damaged_checkpoint_names_itself_and_no_worker_starts(where: Path, whole: Ran) -> None:
