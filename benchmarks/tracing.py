@@ -34,7 +34,7 @@ from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.trace import NoTrace, Tracer
+from meshctl.runtime.trace import Tracer
 from meshctl.runtime.world import connect_all
 
 OUTSIDE_GOAL = 1.02
@@ -78,7 +78,7 @@ class Turn:
         settings = Trace((first, self._done + self._steps) if kind == "inside" else (1, 1))
         path = self._folder / "trace" / f"{context.group}-{context.rank}.jsonl"
         profile = path.with_suffix(".profile.json")
-        tracer: NoTrace = NoTrace()
+        tracer = Tracer()
         if kind != "without":
             tracer = Tracer(context.plan.stages, settings, path, profile, 0, 0)
         context.progress.trace = context.transport.trace = tracer

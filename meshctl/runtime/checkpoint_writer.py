@@ -35,7 +35,7 @@ from meshctl.run.events import EventLog
 from meshctl.runtime import checkpoint
 from meshctl.runtime.collectives.collective import RUNNING, Collective
 from meshctl.runtime.state.tree import StateTree
-from meshctl.runtime.trace import NoTrace
+from meshctl.runtime.trace import Tracer
 from meshctl.topology.mesh import DeviceMesh
 
 POLL_S = 1.0
@@ -74,7 +74,7 @@ class CheckpointWriter:
         events: EventLog,
         options: Checkpoint = Checkpoint(),
         advanced: Callable[[], None] = lambda: None,
-        trace: NoTrace = NoTrace(),
+        trace: Tracer = Tracer(),
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
         `options.is_async` it is a collective call of all ranks of the group. `advanced` is called while a

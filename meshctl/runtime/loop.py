@@ -31,7 +31,7 @@ from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.metrics.memory_use import MemoryUse
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.routes.channel import Channel
-from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext, RouteEnd
+from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext
 from meshctl.runtime.routes.held import HeldInput, MinibatchInput
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
@@ -83,7 +83,7 @@ class Loop:
             for component in (stage.component, stage.to)
             if component in context.components
         }
-        self._ends: list[RouteEnd] = [*self._data.values(), *self._syncs.values()]
+        self._ends: list[Channel | WeightChannel] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
         self._calls = self._calls_of(self._stages, self._data)
         self._programs: dict[Set[str], Program] = {}
@@ -181,8 +181,6 @@ class Loop:
         Returns `start`."""
         self._saved = start
         self._state.report = StepReport(start)
-        for end in self._data.values():
-            end.open(start)
         for stage in self._stages:
             if stage.kind == "sync":
                 self._state.at = (stage.name, start)
@@ -232,8 +230,8 @@ class Loop:
         end."""
         self._state.ended = ""
         self._context.progress.begin_end(last, visit=int(last > start))
-        for end in self._ends:
-            end.close(last)
+        for sync in self._syncs.values():
+            sync.close(last)
         ran = self._scheduled(last) if last > start else ScheduledStep(NOTHING, True)
         saves = self._plan.run.checkpoint is not None and not ran.is_saved
         if running := self._schedule.closing_stages(last, ran.stages, saves=saves):

@@ -60,7 +60,7 @@ from meshctl.run.progress import (
 from meshctl.runtime.errors import CollectiveError
 from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, VALUES
 from meshctl.runtime.torch_mesh import TorchCalls
-from meshctl.runtime.trace import NoTrace
+from meshctl.runtime.trace import Tracer
 
 CACHED_MAX = 4096
 """Maximum number of cached texts of operations, and of call sites."""
@@ -85,7 +85,7 @@ class Progress:
         """Seconds in collectives since they were last taken."""
         self.waits: WaitTimes | None = None
         """The seconds in which this worker waits for others, if a data plane counts them."""
-        self.trace = NoTrace()
+        self.trace = Tracer()
         self.torch_calls = TorchCalls(self.new_row, is_read=self.is_read)
         self.has_all_checks = False
         """True if the `step` event contains every operation (`run.checks: all`)."""

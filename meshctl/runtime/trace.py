@@ -5,8 +5,8 @@
     with tracer.span("checkpoint", "checkpoint"):   a part of the run that they do not show
         ...
 
-A worker without a trace has a `NoTrace`. At the end of each step its spans are written to the worker's file,
-so a killed worker loses the spans of one step.
+A worker without a trace has a `Tracer()`, which records nothing. At the end of each step its spans are
+written to the worker's file, so a killed worker loses the spans of one step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -38,44 +38,6 @@ MARKS = 8
 """Number of ranges by which this clock and the profiler's clock are compared. The shortest one counts."""
 
 
-class NoTrace:
-    """The tracer of a worker in a run without a trace: it records nothing."""
-
-    is_on = False
-    """True while spans are recorded."""
-
-    def begin_step(self, step: int) -> None:
-        """Begins a step."""
-
-    def end_step(self) -> None:
-        """Ends a step, and writes its spans."""
-
-    def drop_step(self, step: int) -> None:
-        """Drops the spans of the running step, which is not part of the run because the data ended in it.
-        Stages with `when: end` run in `step`."""
-
-    def next_pass(self) -> None:
-        """Begins a pass of a `repeat` block."""
-
-    def enter(self, activity: Activity, stage: int, now: float) -> None:
-        """Begins an activity in a stage, by its index in the plan, and ends the one before."""
-
-    def leave(self, now: float) -> None:
-        """Ends the activity that runs."""
-
-    def add(
-        self, category: str, name: str, begin: float, end: float, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Adds a span of this thread, in seconds of `perf_counter`."""
-
-    def span(self, category: str, name: str) -> AbstractContextManager[None]:
-        """Records the `with` block as one span, from any thread."""
-        return nullcontext()
-
-    def end(self) -> None:
-        """Writes the recorded spans, and records nothing from now on."""
-
-
 class _Open(NamedTuple):
     """A span that has not ended."""
 
@@ -84,16 +46,26 @@ class _Open(NamedTuple):
     begin: float
 
 
-class Tracer(NoTrace):
+class Tracer:
     """Records spans in a window of steps, from the beginning of its first one until the end of its last."""
 
+    is_on = False
+    """True while spans are recorded."""
+
     def __init__(
-        self, stages: Sequence[Stage], settings: Trace, path: Path, profile: Path, node: int, attempt: int
+        self,
+        stages: Sequence[Stage] = (),
+        settings: Trace | None = None,
+        path: Path = Path(),
+        profile: Path = Path(),
+        node: int = 0,
+        attempt: int = 0,
     ) -> None:
-        """`path` is the worker's file, and `profile` the file of torch's profiler. `node` is the worker's."""
-        self._stages, self._window = stages, settings.steps
+        """`path` is the worker's file, and `profile` the file of torch's profiler. `node` is the worker's.
+        Without `settings` nothing is recorded."""
+        self._stages, self._window = stages, settings.steps if settings else (0, -1)
         self._path, self._node, self._attempt = path, node, attempt
-        self._profiler = Profiler(profile) if settings.profiler else None
+        self._profiler = Profiler(profile) if settings and settings.profiler else None
         self._file: TraceFile | None = None
         self._thread = threading.get_ident()
         self._spans: list[Sequence[Any]] = []
@@ -115,6 +87,7 @@ class Tracer(NoTrace):
     # Steps
 
     def begin_step(self, step: int) -> None:
+        """Begins a step."""
         if not self.is_on and self._window[0] <= step <= self._window[1]:
             self._begin(step)
         if self.is_on:
@@ -132,18 +105,22 @@ class Tracer(NoTrace):
             self._give_up(error)
 
     def end_step(self) -> None:
+        """Ends a step, and writes its spans."""
         if self.is_on and self._number >= self._window[1]:
             self.end()
         elif self.is_on:
             self._write()
 
     def drop_step(self, step: int) -> None:
+        """Drops the spans of the running step, which is not part of the run because the data ended in it.
+        Stages with `when: end` run in `step`."""
         self._step = self._pass = self._activity = None
         self._spans, self._dropped = [], 0
         if step < self._window[0]:
             self.end()
 
     def end(self) -> None:
+        """Writes the recorded spans, and records nothing from now on."""
         if self.is_on:
             self._write(is_cut=True)
             self._close()
@@ -182,6 +159,7 @@ class Tracer(NoTrace):
     # Activities
 
     def enter(self, activity: Activity, stage: int, now: float) -> None:
+        """Begins an activity in a stage, by its index in the plan, and ends the one before."""
         if not self.is_on:
             return
         self.leave(now)
@@ -200,6 +178,7 @@ class Tracer(NoTrace):
             self._profiler.enter(name)
 
     def leave(self, now: float) -> None:
+        """Ends the activity that runs."""
         if opened := self._activity:
             self._activity, self._left = None, now
             self.add(*opened, now)
@@ -207,6 +186,7 @@ class Tracer(NoTrace):
                 self._profiler.leave()
 
     def next_pass(self) -> None:
+        """Begins a pass of a `repeat` block."""
         if self.is_on:
             now = perf_counter()
             self._end_pass(now)
@@ -223,6 +203,7 @@ class Tracer(NoTrace):
     def add(
         self, category: str, name: str, begin: float, end: float, facts: Mapping[str, Any] | None = None
     ) -> None:
+        """Adds a span of this thread, in seconds of `perf_counter`."""
         if not self.is_on or threading.get_ident() != self._thread:
             return
         if len(self._spans) >= SPANS_PER_STEP_MAX or self._count >= SPANS_MAX:
@@ -232,6 +213,7 @@ class Tracer(NoTrace):
 
     @contextmanager
     def span(self, category: str, name: str) -> Iterator[None]:
+        """Records the `with` block as one span, from any thread."""
         thread, opened = threading.get_ident(), _Open(category, name, perf_counter())
         if self.is_on and thread == self._thread:
             self._end_pass(opened.begin)

@@ -79,6 +79,8 @@ class Channel:
     def __init__(self, context: RouteContext) -> None:
         self.route = context.route
         self.bytes_sent = 0
+        """Bytes sent since the loop last set it to 0; bytes that several ranks read from the same memory
+        count once."""
         self.context, self._transport, self._tag = context, context.transport, context.first_tag
         self._producer, self._consumer = context.producer, context.consumer
         self._generation = 0
@@ -120,28 +122,19 @@ class Channel:
         """The parts whose consumers receive the headers from this rank."""
         return tuple(part for part, leader in enumerate(self.consumers.leaders) if leader == self._me)
 
-    # The protocol of `RouteEnd`, as far as a data route has nothing to do
-
     @property
     def cuts_samples(self) -> bool:
         """True if different ranks may receive different samples."""
         return self._dispatch.cuts_samples
 
-    def open(self, step: int) -> None:
-        pass
-
-    def due(self, step: int) -> bool:
-        return False
-
-    def close(self, last: int) -> None:
-        pass
-
-    def reopen(self, generation: int) -> None:
-        self._generation = generation
-
     # Sending
 
     def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
+        """Sends this rank's part of the value of `step`, and returns whether the stream has ended.
+
+        Every rank of the producing component calls it. Raises `RouteError` for a value that the route cannot
+        carry, and `PeerLost`.
+        """
         if self._me is None:
             return value is END
         own = self._describe(value, weight)
@@ -254,6 +247,7 @@ class Channel:
     # Receiving
 
     def receive(self, step: int) -> Received:
+        """Returns the next value for this rank. Raises `RouteError` and `PeerLost`."""
         part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)

@@ -1,10 +1,9 @@
-"""The common base of all routes: their two sides, their tags, and the protocol by which the loop drives them.
+"""The common base of all routes: their two sides and their tags.
 
-    open(step)              the sides agree on what travels, before the first step and after a resume
-    send(value, step)       every producer rank, in each step in which the source stage runs
-    due(step), receive(step)    every consumer rank
-    reopen(generation)      a side was restarted: frames of older generations are dropped from now on
-    close(last)             the run's last step is known: what was sent after it is forgotten
+    open(step)          of a sync: the sides agree on what travels, before the first step and after a resume
+    send(value, step)   every producer rank, in each step in which the source stage runs
+    receive(step)       every consumer rank
+    close(last)         of a sync: the run's last step is known, what was sent after it is forgotten
 
 A frame of a route contains the generation of the route, which grows with each restart of one of its groups.
 So frames of processes that have ended are recognised (`resumable`).
@@ -13,7 +12,7 @@ So frames of processes that have ended are recognised (`resumable`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.routes.step import StepHeader
@@ -104,36 +103,3 @@ class Received(NamedTuple):
         """The header of a batch."""
         assert self.step is not None
         return self.step
-
-
-class RouteEnd(Protocol):
-    """A worker's end of one route. It sends, receives, or does both where a component feeds itself."""
-
-    route: Route
-    bytes_sent: int
-    """Bytes sent since the loop last set it to 0; bytes that several ranks read from the same memory count
-    once."""
-
-    def open(self, step: int) -> None:
-        """Agrees with all other ranks of both sides on what travels; all of them call it together."""
-
-    def due(self, step: int) -> bool:
-        """Returns whether weights, or a recorded value, can be received in `step`. It is always False for a
-        data route with a running source stage, from which a value comes in each of its steps."""
-
-    def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
-        """Sends this rank's part of the value of `step`, and returns whether the stream has ended.
-
-        Every rank of the producing component calls it. Raises `RouteError` for a value that the route cannot
-        carry, and `PeerLost`.
-        """
-
-    def receive(self, step: int) -> Received:
-        """Returns the next value for this rank. Raises `RouteError` and `PeerLost`."""
-
-    def reopen(self, generation: int) -> None:
-        """Adapts to a restart of the ranks at the route's other end. Frames of generations before
-        `generation` are dropped from now on."""
-
-    def close(self, last: int) -> None:
-        """Forgets what was sent, or is still expected, for steps after `last`."""

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.routes.alignment import Assignment, selected
+from meshctl.runtime.routes.alignment import selected
+from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received
-from meshctl.topology.modes import Route
+from meshctl.runtime.routes.held import HeldInput
 from meshctl.topology.samples import RouteError
 
-
-class InputEnd(Protocol):
-    """The part of a route's end that brings the values of one input stage."""
-
-    @property
-    def route(self) -> Route: ...
-    @property
-    def cuts_samples(self) -> bool: ...
-    @property
-    def may_have_more(self) -> bool:
-        """True if a batch may have samples that the leading input does not have."""
-        ...
-
-    def receive(self, step: int) -> Received: ...
-    def assignment(self, received: Received) -> Assignment: ...
-    def aligned(self, received: Received, wanted: Assignment) -> Batch: ...
+InputEnd = Channel | HeldInput
+"""A route's end that brings the values of one input stage."""
 
 
 class _Value(NamedTuple):

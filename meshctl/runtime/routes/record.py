@@ -238,6 +238,7 @@ class ReplayedChannel(Channel):
         return cls(RouteContext(route, nobody, consumer, transport), recorded)
 
     def due(self, step: int) -> bool:
+        """Returns whether the recording has a value of a step."""
         return bool(self._recorded.files(step))
 
     def receive(self, step: int) -> Received:

@@ -151,7 +151,7 @@ class _Buckets:
 
 
 class WeightChannel:
-    """A worker's end, or both ends, of one sync: a `RouteEnd`.
+    """A worker's end, or both ends, of one sync.
 
     Every rank of both sides calls `send` in each step in which the sync stage runs; consumers then receive,
     as long as something is due, and read each stream to its end.
@@ -192,6 +192,7 @@ class WeightChannel:
     # Opening
 
     def open(self, step: int) -> None:
+        """Agrees with all other ranks of both sides on what travels; all of them call it together."""
         produced = None if self._produced is None else self._produced()
         wanted = None if self._wanted_of is None else self._wanted_of()
         plan = negotiate(self._context, produced, wanted, self._malformed)
@@ -225,10 +226,6 @@ class WeightChannel:
         ends = accumulate(begins[name] for name in self._plan.parameters)
         self._last_bucket = {name: count - 1 for name, count in zip(self._plan.parameters, ends, strict=True)}
         """Parameter -> the last bucket that begins with it or with one before it."""
-
-    def reopen(self, generation: int) -> None:
-        self._generation = generation
-        self._pending.clear()
 
     def close(self, last: int) -> None:
         """Forgets the steps after `last`, which not all ranks had begun. So all ranks send again at the next

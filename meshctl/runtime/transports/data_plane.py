@@ -45,25 +45,25 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import finish
-from meshctl.runtime.trace import NoTrace
+from meshctl.runtime.trace import Tracer
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport
-from meshctl.runtime.transports.turn import DataPlaneLock, NoLock
+from meshctl.runtime.transports.turn import DataPlaneLock
 
 NO_SLOT = "a frame for which there is no slot in tag {}"
 
 
 class DataPlane:
-    trace = NoTrace()
+    trace = Tracer()
 
     def __init__(self, context: Context) -> None:
         self.context, self.job_rank = context, context.job_rank
-        self.turn: NoLock = (
-            DataPlaneLock(partial(finish, context.device)) if context.restartable else NoLock()
-        )
+        self.turn = DataPlaneLock()
+        if context.restartable:  # another thread may use the plane
+            self.turn.finish = partial(finish, context.device)
         self._slots, self._generations = dict(context.slots), dict(context.generations)
         self._extra: dict[int, int] = {}
         """Tag -> the frames that may be in flight beyond its slots."""
@@ -125,7 +125,7 @@ class DataPlane:
     def alloc(self, nbytes: int) -> Tensor:
         """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a
         copy."""
-        with self.turn.exclusive():  # an endpoint may call it
+        with self.turn.lock:  # an endpoint may call it
             found = (memory for each in self.transports if (memory := each.alloc(nbytes)) is not None)
             memory = next(found, None)
         return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
@@ -410,14 +410,15 @@ class DataPlane:
         """Waits for a message, or until another thread calls `notify`. Other threads use the plane
         meanwhile."""
         poller = self._poller
-        self.turn.give()
+        has_turn = self.turn.give()
         try:
             if poller is None:
                 self._state.wait()
             else:
                 self._unlocked(poller.wait)
         finally:
-            self._unlocked(self.turn.take)
+            if has_turn:
+                self._unlocked(self.turn.take)
         if poller:
             self._unlocked(self.poll)  # only now, as another thread may have closed files
 

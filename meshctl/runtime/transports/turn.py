@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
@@ -23,65 +23,36 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class NoLock:
-    """The turns of a data plane that only the program uses."""
-
-    def finish(self) -> None:
-        """Waits until the worker's device has done what this thread has queued."""
-
-    def give(self) -> None:
-        """Lets other threads use the data plane, until `take`."""
-
-    def take(self) -> None:
-        """Begins a turn, after that of a thread that wants one. The caller has none."""
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Keeps other threads from the data plane, whether this thread has its turn or not."""
-        return nullcontext()
-
-    def held(self) -> AbstractContextManager[None]:
-        """Uses the data plane, with the exceptions above."""
-        return nullcontext()
-
-    def wanted(self) -> AbstractContextManager[None]:
-        """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
-        return nullcontext()
-
-    def during(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Returns a function of a component that lets other threads use the data plane while it runs."""
-        return call
-
-    def read(self, stream: Iterable[T]) -> Iterable[T]:
-        """Returns a stream that such a function reads, and that itself uses the data plane."""
-        return stream
-
-
-class DataPlaneLock(NoLock):
+class DataPlaneLock:
     def __init__(self, finish: Callable[[], None] = lambda: None) -> None:
         """`finish` waits until the worker's device has done what this thread has queued."""
-        self._finish = finish
+        self.finish = finish
         self.lock = threading.RLock()
-        """Held by the thread whose turn it is."""
+        """Held by the thread whose turn it is, and by one that keeps the others from the data plane."""
         self.is_wanted = False
         """True if another thread waits for its turn."""
         self._was_taken = threading.Event()
-
-    def finish(self) -> None:
-        self._finish()
-
-    def exclusive(self) -> AbstractContextManager[object]:
-        return self.lock
+        self._holder = 0
+        """The thread whose turn it is."""
 
     def take(self) -> None:
+        """Begins a turn, after that of a thread that wants one. The caller has none."""
         if self.is_wanted:  # the lock alone may come back to the thread that has just released it
             self._was_taken.wait()
         self.lock.acquire()
+        self._holder = threading.get_ident()
 
-    def give(self) -> None:
+    def give(self) -> bool:
+        """Lets other threads use the data plane, until `take`. Returns False if this thread has no turn."""
+        if self._holder != threading.get_ident():
+            return False
+        self._holder = 0
         self.lock.release()
+        return True
 
     @contextmanager
     def held(self) -> Iterator[None]:
+        """Uses the data plane, with the exceptions above."""
         self.take()
         try:
             yield
@@ -90,6 +61,7 @@ class DataPlaneLock(NoLock):
 
     @contextmanager
     def wanted(self) -> Iterator[None]:
+        """Takes the turn of another thread when that one gives it up. Only one thread calls it."""
         self._was_taken.clear()
         self.is_wanted = True
         with self.lock:
@@ -98,22 +70,26 @@ class DataPlaneLock(NoLock):
             yield
 
     def during(self, call: Callable[P, T]) -> Callable[P, T]:
+        """Returns a function of a component that lets other threads use the data plane while it runs."""
+
         @functools.wraps(call)
         def called(*arguments: P.args, **named: P.kwargs) -> T:
-            self.give()
+            has_turn = self.give()
             try:
                 result = call(*arguments, **named)
-                self._finish()
+                self.finish()
                 return result
             finally:
-                self.take()
+                if has_turn:
+                    self.take()
 
         return called
 
     def read(self, stream: Iterable[T]) -> Iterator[T]:
+        """Returns a stream that such a function reads, and that itself uses the data plane."""
         items, found = iter(stream), list[T]()
         while True:
-            self._finish()
+            self.finish()
             with self.held():
                 found += islice(items, 1)
             if not found:

@@ -539,9 +539,9 @@ def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
         for step in range(steps):
             batch = made(worker, rows, step)
             channel.send(batch, step, rows)
-            blocks = max(blocks, worker.way.pool.stats().blocks)
+            blocks = max(blocks, worker.way.pool.arena.stats().blocks)
         worker.transport.close()
-        return [blocks, len(worker.way.pool.registered), worker.way.pool.stats().nbytes]
+        return [blocks, len(worker.way.pool.registered), worker.way.pool.arena.stats().nbytes]
 
     def consumer(worker: Worker) -> bool:
         channel, rank = channel_to(worker), worker.job_rank - 1
@@ -596,10 +596,10 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
                 ids=torch.arange(producers * rows)[own],
             )
             channel.send(batch, step, rows)
-            blocks = max(blocks, worker.way.pool.stats().blocks)
+            blocks = max(blocks, worker.way.pool.arena.stats().blocks)
         del batch, x
         worker.transport.close()
-        return [blocks, worker.way.pool.stats().nbytes]
+        return [blocks, worker.way.pool.arena.stats().nbytes]
 
     def consumer(worker: Worker) -> list[bool]:
         channel, rank, kept = (

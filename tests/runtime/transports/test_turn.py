@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from meshctl.runtime.transports.turn import DataPlaneLock, NoLock
+from meshctl.runtime.transports.turn import DataPlaneLock
 from tests.hang import HANG_S
 
 
@@ -99,9 +99,3 @@ def test_a_stream_is_read_within_the_turn_of_the_program() -> None:
     with turn.held():
         turn.during(read)()
     assert free == [False, True] * 3
-
-
-def test_without_other_threads_nothing_changes() -> None:
-    turn, stream = NoLock(), iter([1, 2])
-    with turn.held():
-        assert turn.during(int) is int and turn.read(stream) is stream

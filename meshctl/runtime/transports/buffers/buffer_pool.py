@@ -66,16 +66,6 @@ class RegisteredBuffer:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class PoolStats:
-    blocks: int
-    """Blocks of this process, of frames and registered buffers."""
-    registered: int
-    """Registered buffers among them."""
-    nbytes: int
-    """Bytes of all blocks, with those that are dropped and that a peer still has open."""
-
-
 class BufferPool:
     def __init__(self, data_plane: DataPlane, drop: Callable[[Block], None]) -> None:
         """`drop` tells peers that a block is not used any more."""
@@ -88,10 +78,6 @@ class BufferPool:
         """Tag -> the most tensors that have travelled out of band with one frame."""
         self._sent = SentMemory(has_digests=data_plane.context.has_digests)
         self._is_closed = False
-
-    def stats(self) -> PoolStats:
-        arena = self.arena.stats()
-        return PoolStats(arena.blocks, len(self.registered), arena.nbytes)
 
     def alloc(self, nbytes: int) -> Tensor | None:
         """Returns a registered buffer, uint8 `[nbytes]`; None for a small one or where there is no memory."""
