@@ -78,7 +78,7 @@ CHOICES = {
     "validate --color": ("validate run.yaml --color", "always auto never"),
     "validate --format": ("validate run.yaml --format", "concise github json sarif text"),
 }
-"""Options with a fixed set of words: the command before the word, and the words that are tried."""
+"""Options with a fixed set of words: the command before the word, and the words that an unknown one is answered with."""
 
 WRONG = """\
 groups:
@@ -144,9 +144,8 @@ def answers_of(folder: Path) -> dict[str, Done]:
     for name, words in JSON_COMMANDS.items():
         format = () if "--format" in words else ("--format", "json")
         calls[name] = Call(recipes, (*shlex.split(words), *format))
-    for option, (before, choices) in CHOICES.items():
-        for choice in choices.split():
-            calls[f"{option}={choice}"] = Call(recipes, (*before.split(), choice))
+    for option, (before, _) in CHOICES.items():
+        calls[option] = Call(recipes, (*before.split(), "nonesuch"))
     for code in MISTAKES.keys() - plain.keys():
         write_files(folder / code, {**COMPANIONS, **MISTAKES[code]["files"]})
         calls[f"mistake {code}"] = Call(

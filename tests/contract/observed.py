@@ -95,7 +95,7 @@ def help_of(text: str) -> dict[str, list[str]]:
 
 def choices(found: Found) -> Json:
     return {
-        option: [word for word in words.split() if found.answers[f"{option}={word}"].returncode == 0]
+        option: [word for word in words.split() if f"`{word}`" in found.answers[option].stderr]
         for option, (_, words) in CHOICES.items()
     }
 

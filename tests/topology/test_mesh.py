@@ -83,18 +83,10 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
     ("sizes", "message"),
     [
         ({"tp_size": 0}, "tp_size must be a positive integer or auto, not 0; nearest that fit: tp 1$"),
-        ({"tp_size": True}, "not True$"),
-        ({"tp_size": "2"}, "not '2'$"),
-        ({"tp_size": float("nan")}, "not nan$"),
-        ({"tp_size": 2.0}, "not 2.0; nearest that fit: tp 2$"),
         ({"world_size": 8, "tp_size": 2.9}, "not 2.9; nearest that fit: tp 2$"),
         (
             {"world_size": -8, "tp_size": 2},
             "world_size must be a positive integer, not -8; nearest that fit: world_size 1$",
-        ),
-        (
-            {"world_size": 6, "pp_size": 2, "vpp_size": -1},
-            "vpp_size must be a positive integer, not -1; nearest that fit: vpp 1$",
         ),
         ({"tp_size": "auto"}, "the number of ranks is not known"),
         (
@@ -107,15 +99,7 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
         ),
         *(
             ({"order": order}, "the order of dims must name pp, dp, fsdp, cp, tp, each once, not")
-            for order in (
-                ("tp", "dp"),
-                "tp",
-                None,
-                5,
-                ("tp", 1),
-                ("pp", "dp", "fsdp", "cp", ["tp"]),
-                ("pp", "dp", "fsdp", "tp", "tp"),
-            )
+            for order in (("tp", "dp"), 5, ("pp", "dp", "fsdp", "tp", "tp"))
         ),
     ],
 )
@@ -124,16 +108,10 @@ def test_sizes_that_make_no_mesh(sizes: dict[str, Any], message: str) -> None:
         DeviceMesh.from_sizes(**sizes)
 
 
-def test_an_order_that_is_read_once() -> None:
-    turned = DeviceMesh.from_sizes(tp_size=2, order=DIMS[::-1])
-    assert DeviceMesh.from_sizes(tp_size=2, order=iter(DIMS[::-1])) == turned  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("names", "shape", "more", "message"),
     [
         (("dp",), 4, {}, "a shape must have a size for each dim, .*, not 4"),
-        (("dp",), "4", {}, "a shape must have a size for each dim, .*, not '4'"),
         (("dp", "pp"), (4, 1), {"vpp_size": 2}, "vpp_size 2 needs a pipeline, but pp(_size)? is 1"),
         (("dp", "fsdp"), (2, 2), {"ulysses_size": 3}, "ulysses_size 3 does not divide dp x fsdp, which is 4"),
         (("pp", "dp"), (2, 2), {"ep_size": 4}, "ep 4 x etp 1 does not divide the ranks of a pipeline stage"),
@@ -192,7 +170,6 @@ def test_questions_about_what_is_not_there() -> None:
         ([0, 1.0], ("dp",), "such as nested lists of integers, not 1.0"),
         ([0, 1], ("ep",), "'ep' is a dim of the view `expert` and cannot be the name of a dim"),
         ([0, 1], ("dp", "tp"), r"1 sizes \(2,\) for 2 dims dp, tp"),
-        ([[0, 1]], ("dp", "dp"), "a dim must be named once, but dp is named 2 times"),
     ],
 )
 def test_arrays_that_make_no_mesh(ranks: Any, names: tuple[str, ...], message: str) -> None:
@@ -211,12 +188,7 @@ def test_whole_numbers_of_another_library() -> None:
     alone = DeviceMesh.from_ranks(5, ())
     assert alone.ranks() == (5,) and alone.coordinate(5) == {} and alone.size("tp") == 1
     assert mesh.rank({"tp": np.int64(1)}) == 1 and mesh.ranks_at("pp", np.int64(1)) == (4, 5, 6, 7)
-    assert mesh.sample_range(np.int64(3), np.int64(0)) == range(0, 2) and mesh.representative(
-        np.int64(1)
-    ) == mesh.representative(1)
     assert mesh.neighbour(0, "pp", np.int64(1)) == 4 and mesh.at(np.int64(5))["tp"].ranks() == (4, 5)
-    assert mesh.unflatten("tp", {"a": np.int64(2), "b": 1}).shape == (2, 2, 1, 1, 2, 1)
-    assert DeviceMesh.from_ranks([np.int64(3), np.arange(2)[1]], "tp").ranks() == (3, 1)
     assert DeviceMesh.from_ranks([np.arange(2), range(2, 4)], ("dp", "tp")).as_array() == [[0, 1], [2, 3]]
 
 
@@ -269,12 +241,6 @@ def test_device_types_in_any_case() -> None:
             DeviceMesh.from_sizes(device_type=wrong)  # type: ignore[arg-type]
 
 
-def test_many_ranks_that_are_there_twice_are_not_all_listed() -> None:
-    row = list(range(10_000))
-    with pytest.raises(MeshError, match=r"these have more: 0, 1, 2, 3, 4, 5, 6, 7, \.\.\.$"):
-        DeviceMesh.from_ranks([row, row], ("dp", "tp"))
-
-
 TORCH = json.loads((Path(__file__).parent / "torch_mesh.json").read_text())
 
 
@@ -305,9 +271,3 @@ def test_torch(case: dict[str, Any]) -> None:
             assert own[pair[::-1]].as_array() == [
                 list(row) for row in zip(*own[pair].as_array(), strict=True)
             ]
-
-
-def test_dims_of_one_rank() -> None:
-    assert DeviceMesh.from_ranks([0, 1], ("tp",)).dim_rank(1, "dp") == 0
-    wide = DeviceMesh.from_sizes(dp_size=2, tp_size=8)
-    assert wide.is_first(0, "pp") and wide.is_last(0, "pp")

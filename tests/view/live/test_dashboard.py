@@ -12,7 +12,7 @@ from meshctl.run.events import Event
 from meshctl.view.live import for_terminal
 from meshctl.view.live.dashboard import Dashboard, Picture
 from meshctl.view.live.plain import PlainOutput
-from meshctl.view.live.run_state import RunState, notice_after
+from meshctl.view.live.run_state import RunState
 from tests.hang import HANG_S
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
@@ -58,19 +58,6 @@ def test_it_fits_into_the_terminal_and_a_low_one_shows_what_matters_most(halfway
     pictures = [drawn(Picture.of(halfway, 4.25), height=height) for height in (30, 14, 10, 6)]
     shown = {"rollouts -> metrics": 1, "waits": 2, "exam.reward": 3, "running": 4}
     assert {words: sum(words in picture for picture in pictures) for words in shown} == shown
-
-
-def test_the_notice_is_the_last_message_of_the_launcher() -> None:
-    notice = "starting"
-    for event, expected in (
-        (Event("ready", "a", 0), ""),
-        (Event("checkpoint", step=3), "checkpoint of step 3"),
-        (Event("step", "a", 0, 4), "checkpoint of step 3"),
-        (Event("warning", value={"text": "`a.x` is NaN"}), "warning: `a.x` is NaN"),
-        (Event("stopping", value={"reason": "Ctrl-C"}), "stopping: Ctrl-C"),
-    ):
-        notice = notice_after(event, notice)
-        assert notice == expected
 
 
 def test_a_picture_of_a_run_that_continues_names_its_first_step() -> None:
