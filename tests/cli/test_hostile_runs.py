@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from meshctl.run.checkpoints.saved import Manifest, NoWholeCheckpoint, describe,
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
 from meshctl.run.launches import record_launch
+from meshctl.view.live.listing import row_of
 from meshctl.view.live.seen_run import plan_of_run
 from meshctl.view.live.state_file import as_text, data_of, folded_state
 from tests.contract.launches import old_runs
@@ -168,12 +170,10 @@ def test_a_file_of_a_checkpoint(file: str, content: str, run: RunDir) -> None:
 def test_a_state_of_other_types(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     """Each value of the state in turn is of another type: the events have the state."""
     whole = json.loads(run.state.read_text())
-    for key in whole:
-        for wrong in ("text", {"a": [{}]}):
-            run.state.write_text(as_text({**whole, key: wrong}))
-            assert COMMANDS["runs"]() in (0, 3), (key, wrong)
-        run.state.write_text(as_text({**whole, key: 1e400}))
-        assert COMMANDS["status"]() in (0, 3), key
+    for key, wrong in product(whole, ("text", {"a": [{}]}, 1e400)):
+        run.state.write_text(as_text({**whole, key: wrong}))
+        assert row_of(run, 0.0).to_data(), (key, wrong)
+    assert COMMANDS["runs"]() == 0
     assert "contract/other" in capfd.readouterr().out
 
 

@@ -142,12 +142,3 @@ def test_a_run_continues_exactly_after_a_checkpoint(run: Path, tmp_path: Path) -
     found = meshctl(folder, "launch", str(again))
     assert found.returncode == 0, found.stdout + found.stderr
     assert rows(again) == rows(run)
-
-
-def test_an_error_in_a_pass_names_the_stage(run: Path, tmp_path: Path) -> None:
-    broken = PARTS.replace('return {"n": float(len(batch))}', 'raise ValueError("boom")')
-    (tmp_path / "parts.py").write_text(broken)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    found = meshctl(tmp_path, "launch", "recipe.yaml")
-    assert found.returncode == 5
-    assert "failed in stage eval.count, step 2: ValueError: boom" in found.stdout + found.stderr

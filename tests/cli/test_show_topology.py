@@ -20,9 +20,8 @@ from meshctl.plan.views.topology import topology
 from meshctl.run.directory import RunDir, Start
 from meshctl.view.pictures import FORMATS
 from meshctl.view.pictures.json import data
+from tests.cli.commands import meshctl
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
-
-COMMAND = [sys.executable, "-m", "meshctl", "show-topology", "two_nodes.yaml"]
 
 
 @pytest.fixture(autouse=True)
@@ -228,18 +227,15 @@ def test_color_and_width_are_those_of_a_terminal(here: Path, monkeypatch: pytest
 
 
 def test_the_command_accepts_all_of_it_on_an_output_that_knows_few_letters(here: Path) -> None:
-    def called(*words: str, **environ: str) -> tuple[int, str, str]:
-        command, env = [*COMMAND, *words], {**os.environ, **environ}
-        done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True)
-        return done.returncode, done.stdout, done.stderr
-
-    zoom = ["pipeline.batch.samples=128", "--rank", "rollout:1", "-f", "json"]
-    code, output, wrong = called(*zoom)
-    assert (code, wrong) == (0, "") and json.loads(output)["stages"][0]["samples"] == [32, 64]
-    code, output, wrong = called("--out", "/dev/stdout")
-    assert code == 0 and output.startswith("two-nodes") and wrong.startswith("wrote /dev/stdout: text")
-    code, output, wrong = called(PYTHONIOENCODING="ascii")
-    assert (code, wrong) == (0, "") and "rollout" in output and "?" not in output
+    zoom = ["two_nodes.yaml", "pipeline.batch.samples=128", "--rank", "rollout:1", "-f", "json"]
+    done = meshctl(here, "show-topology", *zoom, "--out", "x.json")
+    assert done.returncode == 0 and done.stderr.startswith("wrote x.json: json")
+    assert json.loads((here / "x.json").read_text())["stages"][0]["samples"] == [32, 64]
+    command = [sys.executable, "-m", "meshctl", "show-topology", "two_nodes.yaml", "--out", "/dev/stdout"]
+    ascii = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    cold = subprocess.run(command, cwd=here, env=ascii, capture_output=True, text=True)
+    assert cold.returncode == 0 and cold.stderr.startswith("wrote /dev/stdout: text")
+    assert "rollout" in cold.stdout and "?" not in cold.stdout
 
 
 # The plan without lost workers (`--lost`)

@@ -121,12 +121,10 @@ print(json.dumps({"code": code, "seen": seen, "modules": modules}))
 EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').write_text('x')\nfrom meshctl import Component\nclass E(Component): ...\n"
 
 
-@pytest.mark.parametrize(
-    "overrides", [["components.actor._target_=evil.E", "+evil@vars.x=y"], ["hydra.searchpath=[pkg://evil]"]]
-)
-def test_nothing_that_a_recipe_names_is_imported_or_run(folder: Path, overrides: list[str]) -> None:
+def test_nothing_that_a_recipe_names_is_imported_or_run(folder: Path) -> None:
     (folder / "evil.py").write_text(EVIL)
     (folder / "conftest.py").write_text(EVIL)
+    overrides = ["components.actor._target_=evil.E", "+evil@vars.x=y", "hydra.searchpath=[pkg://evil]"]
     command = [sys.executable, "-B", "-c", WATCHED, "base_of_all.yaml", *overrides]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     parsed = json.loads(result.stdout.splitlines()[-1])
