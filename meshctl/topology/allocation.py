@@ -267,7 +267,7 @@ class Demand:
     def _in_order(self, groups: Iterable[Group]) -> Ranges:
         """Returns the devices if the groups with counts receive the next free ones in this order."""
         lists = {group.name: group.ranks for group in self.own if isinstance(group.ranks, tuple)}
-        ranges = {name: merged((number, number + 1) for number in one) for name, one in lists.items()}
+        ranges = {name: tuple(merged((number, number + 1) for number in one)) for name, one in lists.items()}
         for group in groups:
             # This group may use the devices in the list of a group that is colocated with it.
             others = [name for name in ranges if host_of(self.groups, name) != group.name]
@@ -295,7 +295,7 @@ class Demand:
             free = whole_sets(free, each, self.cluster)
         for devices in neighbours:
             free = whole_sets(free, devices, self.cluster)
-        return merged(first_of(free, group.devices))
+        return tuple(merged(first_of(free, group.devices)))
 
 
 def host_of(groups: Groups, name: str) -> str:

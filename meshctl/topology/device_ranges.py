@@ -13,15 +13,18 @@ UNLIMITED = 1 << 40
 """A number above any number of nodes, or of devices per node."""
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> DeviceRanges:
-    """Joins each range with the one that it continues."""
-    joined: list[tuple[int, int]] = []
+def merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yields the ranges, each joined with those that continue it."""
+    held: tuple[int, int] | None = None
     for start, stop in ranges:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
+        if held and held[1] == start:
+            held = held[0], stop
+            continue
+        if held:
+            yield held
+        held = start, stop
+    if held:
+        yield held
 
 
 def gaps_between(taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -45,26 +48,14 @@ def clipped(ranges: Iterable[tuple[int, int]], first: int, last: int) -> Iterato
 
 def whole_sets(ranges: Iterable[tuple[int, int]], size: int, units: Cluster) -> Iterator[tuple[int, int]]:
     """Yields the devices that form sets of `size` neighbouring devices of one unit."""
-    held: tuple[int, int] | None = None
-    for start, stop in ranges:
-        if held and held[1] == start:
-            held = held[0], stop
-            continue
-        if held:
-            yield from _whole_sets(held, size, units)
-        held = start, stop
-    if held:
-        yield from _whole_sets(held, size, units)
-
-
-def _whole_sets(devices: tuple[int, int], size: int, units: Cluster) -> Iterator[tuple[int, int]]:
-    for piece in units.pieces("", *devices):
-        usable = piece.each // size * size
-        if usable == piece.each:
-            yield piece.device, piece.device + piece.nodes * piece.each
-        elif usable:
-            for start in range(piece.device, piece.device + piece.nodes * piece.each, piece.each):
-                yield start, start + usable
+    for devices in merged(ranges):
+        for piece in units.pieces("", *devices):
+            usable = piece.each // size * size
+            if usable == piece.each:
+                yield piece.device, piece.device + piece.nodes * piece.each
+            elif usable:
+                for start in range(piece.device, piece.device + piece.nodes * piece.each, piece.each):
+                    yield start, start + usable
 
 
 def first_of(ranges: Iterable[tuple[int, int]], count: int) -> DeviceRanges:
@@ -117,11 +108,4 @@ def most_per_node(ranges: DeviceRanges, cluster: Cluster, kind: str) -> int:
 
 def first_common_device(one: DeviceRanges, other: DeviceRanges) -> int | None:
     """Returns the lowest device that is in both; None if there is none."""
-    owned = sorted([(start, stop, 0) for start, stop in one] + [(start, stop, 1) for start, stop in other])
-    end, owner = 0, -1
-    for start, stop, group in owned:
-        if start < end and group != owner:
-            return start
-        if stop > end:
-            end, owner = stop, group
-    return None
+    return min((start for start, _ in common(tuple(sorted(one)), other)), default=None)

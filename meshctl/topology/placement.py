@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from math import gcd
+from math import lcm
 from typing import Literal, Protocol
 
 from meshctl.dataclass import dataclass
@@ -196,10 +196,7 @@ def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
         return "inside"
     if stride is None or not placement.is_in_order or not _covers_world(mesh, placement.ranks):
         return _by_group(placement, mesh, dim)
-    blocks, boundaries = _Blocks(size * stride, stride), list(_boundaries(runs))
-    if all(some.are_multiples_of(blocks.length) for some in boundaries):
-        return "inside"
-    return "all" if _is_every_group_split(boundaries, blocks, runs) else "some"
+    return _by_boundaries(runs, size, stride)
 
 
 def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
@@ -218,82 +215,33 @@ def _by_group(placement: GroupPlacement, mesh: DeviceMesh, dim: str) -> Reach:
     return "all" if True in seen else "inside"
 
 
-@dataclass(frozen=True)
-class _Boundaries:
-    """The boundaries of one run: `first`, `first + step`, and so on."""
+def _by_boundaries(runs: tuple[NodeRun, ...], size: int, stride: int) -> Reach:
+    """Returns the result of `span_nodes` from the boundaries, for nodes that rise with the ranks.
 
-    first: int
-    step: int
-    count: int
-
-    def are_multiples_of(self, length: int) -> bool:
-        if self.count == 0:
-            return True
-        return self.first % length == 0 and (self.count == 1 or self.step % length == 0)
-
-    def at_or_after(self, rank: int) -> int | None:
-        index = max(0, -((self.first - rank) // self.step))
-        return self.first + index * self.step if index < self.count else None
-
-    def at_or_before(self, rank: int) -> int | None:
-        index = min(self.count - 1, (rank - self.first) // self.step)
-        return self.first + index * self.step if index >= 0 else None
+    The process groups are in blocks of size x stride ranks: group j of a block begins at the offset j and
+    reaches (size - 1) x stride further. A boundary at the offset o splits the groups o - reach to o - 1.
+    """
+    split, block, counted, length = 0, 0, 0, size * stride
+    boundaries = list(_boundaries(runs, length))
+    for boundary in boundaries:
+        if boundary // length != block:
+            block, counted = boundary // length, 0  # the groups below `counted` have been looked at
+        at = boundary % length
+        split += max(0, min(at, stride) - max(at - (length - stride), counted))
+        counted = max(counted, min(at, stride))
+    return "inside" if not split else "all" if split == boundaries[-1] // size else "some"
 
 
-def _boundaries(runs: tuple[NodeRun, ...]) -> Iterator[_Boundaries]:
-    last_node = -1
+def _boundaries(runs: tuple[NodeRun, ...], length: int) -> Iterator[int]:
+    """Yields the boundaries and the number of ranks, in a world in which long runs are shorter: where their
+    boundaries have the same offsets in blocks of `length` ranks again and again, all but two periods are left
+    out."""
+    last_node, left_out = -1, 0
     for run in runs:
-        is_same_node = run.first_node == last_node
-        yield _Boundaries(run.first_rank + is_same_node * run.each, run.each, run.nodes - is_same_node)
-        last_node = run.last_node
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """The process groups of one dim, in blocks of `length` ranks: the size of the dim times its stride.
-
-    Each block has `stride` groups. The corner of a group is the offset of its first rank in the block: the
-    group of corner b has the ranks at the offsets b, b + stride, ..., b + reach, where reach is
-    (size - 1) x stride. If a node begins at offset o, the groups of the corners o - reach to o - 1 have ranks
-    before and after it, so they are split.
-    """
-
-    length: int
-    stride: int
-
-    def split_corners(self, block: int, boundaries: _Boundaries) -> tuple[int, int]:
-        """Returns (below, from_corner): the boundaries split the groups of a block whose corners are less
-        than `below`, or at least `from_corner`."""
-        start, reach = block * self.length, self.length - self.stride
-        low, high = boundaries.at_or_before(start + self.stride), boundaries.at_or_after(start + reach + 1)
-        middle = boundaries.at_or_after(start + self.stride)
-        if middle is not None and middle <= start + reach:
-            return self.stride, 0
-        below = max(low - start, 0) if low is not None else 0
-        from_corner = self.stride
-        if high is not None and high < start + self.length:
-            from_corner = high - start - reach
-        return below, from_corner
-
-
-def _is_every_group_split(boundaries: list[_Boundaries], blocks: _Blocks, runs: tuple[NodeRun, ...]) -> bool:
-    """Returns whether every process group of every block spans several nodes.
-
-    Blocks inside one run have the same boundaries again after the least common multiple of the block's length
-    and the run's ranks per node, so only one such period is checked. Each other block contains the first or
-    the last rank of a run, so there are at most two for each run.
-    """
-    at_ends: dict[int, tuple[int, int]] = {}
-    for run, own in zip(runs, boundaries, strict=True):
-        first = run.first_rank // blocks.length
-        last = (run.first_rank + run.ranks - 1) // blocks.length
-        for block in {first, last}:
-            below, from_corner = blocks.split_corners(block, own)
-            low, high = at_ends.get(block, (0, blocks.stride))
-            at_ends[block] = max(low, below), min(high, from_corner)
-        period = run.each // gcd(run.each, blocks.length)
-        for block in range(first + 1, min(last, first + 1 + period)):
-            below, from_corner = blocks.split_corners(block, own)
-            if below < from_corner:
-                return False
-    return all(below >= from_corner for below, from_corner in at_ends.values())
+        period = lcm(run.each, length)
+        more = max(0, run.ranks // period - 2) * period
+        first = run.first_rank - left_out
+        second = first + run.each * (run.first_node == last_node)
+        yield from range(second, first + run.ranks - more, run.each)
+        last_node, left_out = run.last_node, left_out + more
+    yield first + run.ranks - more

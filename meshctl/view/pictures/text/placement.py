@@ -225,7 +225,7 @@ def _note(runs: Sequence[tuple[int, int]]) -> str:
 
 def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
     """Returns `node 3`, `nodes 0-6, 9`, or `nodes 0, 2, … 14`."""
-    nodes = merged(sorted(runs))
+    nodes = tuple(merged(sorted(runs)))
     words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in nodes]
     one = "node" if device_count(nodes) == 1 else "nodes"
     texts = [f"{one} {', '.join(words)}"]
