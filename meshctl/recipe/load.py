@@ -28,8 +28,7 @@ from meshctl.diagnostics import Diagnostic, Report, Span
 from meshctl.hub_cache import hub_cache
 from meshctl.recipe.compose import interpolation, yaml_scalars
 from meshctl.recipe.compose.composition import Composed, compose
-from meshctl.recipe.compose.errors import LOOKALIKES
-from meshctl.recipe.compose.folders import config_folders, is_file, real
+from meshctl.recipe.compose.folders import config_folders, real
 from meshctl.recipe.compose.yaml_tree import Node, is_override, of_plain, plain, put
 from meshctl.recipe.field_types import is_run_name
 from meshctl.recipe.fixes import keep_safe
@@ -90,7 +89,7 @@ def load(
     composed = compose(
         cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held
     )
-    if plan := _as_plan(composed, file.parent, home):
+    if plan := _as_plan(composed):
         composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
     environment = RecordingEnviron(environ)
     if composed.unreadable:
@@ -142,42 +141,16 @@ def _checked(
 
 def _reported(report: Report, tree: Node | None, secrets: Secrets) -> Report:
     """Returns a report in order, with safe edits only, and without secrets."""
-    return redact_report(_in_order(keep_safe(_with_lookalikes(report), tree)), secrets)
+    return redact_report(_in_order(keep_safe(report, tree)), secrets)
 
 
-def _with_lookalikes(report: Report) -> Report:
-    """Returns the report with other help for errors in texts with characters that only look like YAML's."""
-    sources = dict(report.sources)
-
-    def helped(found: Diagnostic) -> Diagnostic:
-        span = found.primary
-        if span is None or found.code == "MC003" or not 0 < span.line <= len(sources.get(span.file, ())):
-            return found
-        text = sources[span.file][span.line - 1][span.column - 1 : span.column - 1 + span.width]
-        help = next((help for odd, help in LOOKALIKES if odd.match(text) or odd.match(text[-1:])), "")
-        return replace(found, help=help, fixes=()) if help else found
-
-    return replace(report, diagnostics=tuple(map(helped, report.diagnostics)))
-
-
-def _as_plan(composed: Composed, folder: Path, home: Path) -> Diagnostic | None:
-    """Returns a diagnostic if the file is a plan, which is not a recipe. `folder` is the file's folder as
-    shown to the user."""
+def _as_plan(composed: Composed) -> Diagnostic | None:
+    """Returns a diagnostic if the file is a plan, which is not a recipe."""
     name, lines = next(iter(composed.sources), ("", ()))
     if not PLAN.match("\n".join(lines[:4])):
         return None
-    of_run = all(is_file(home / other) for other in ("recipe.yaml", "start.json"))
-    what = (
-        f"the run's folder, `{folder}`"
-        if of_run
-        else "the recipe that it was made from, or the folder of its run"
-    )
-    return Diagnostic(
-        "MC001",
-        f"`{name}` is a plan, not a recipe",
-        Span(name, 1, 1),
-        help=f"use {what}: every command accepts it",
-    )
+    message, help = f"`{name}` is a plan, not a recipe", "use its recipe, or the folder of its run"
+    return Diagnostic("MC001", message, Span(name, 1, 1), help=help)
 
 
 def detected() -> str:

@@ -10,7 +10,6 @@ from meshctl.diagnostics import Fix
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.text.english import abbreviated
 
-CURLY_QUOTES = "\u201c\u201d\u2018\u2019\u201e"
 MAX_QUOTED = 60
 """Maximum number of characters of a wrong value that a message quotes."""
 

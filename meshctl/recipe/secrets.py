@@ -22,11 +22,11 @@ from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.interpolation import references
 from meshctl.recipe.compose.yaml_tree import BROKEN, KeyPath, Node, is_override, leaves, plain, with_leaves
 from meshctl.recipe.fields import RECIPE
+from meshctl.recipe.scalars import shown as shown_path
 from meshctl.text.redaction import (
     HIDDEN,
     PLACEHOLDERS,
     Known,
-    follows_option,
     hides,
     is_distinctive,
     is_reference,
@@ -299,27 +299,10 @@ def _of_override(line: str) -> list[tuple[int, int]]:
 def warnings(tree: Node, secrets: Secrets) -> Iterator[Diagnostic]:
     """Yields a warning for each secret in a file, because everybody who can read the file knows it and the
     run directory contains a copy."""
-    reported: set[KeyPath] = set()
     for path in sorted(secrets.paths):
-        leaf, name = tree.at(path), _name(tree, path)
-        if leaf is None or name in reported or str(leaf.value).lower() in PLACEHOLDERS:
+        leaf = tree.at(path)
+        if leaf is None or str(leaf.value).lower() in PLACEHOLDERS or not any(literals(str(leaf.value))):
             continue
-        if any(literals(str(leaf.value))):
-            reported.add(name)
-            help = f"read it from the environment: ${{oc.env:{_variable(name)}}}"
-            message = f"`{name[-1]}` is a secret in plain text"
-            yield Diagnostic("MC219", message, leaf.span, (), help, "warning")
-
-
-def _variable(name: KeyPath) -> str:
-    return re.sub(r"\W+", "_", name[-1]).strip("_").upper() or "SECRET"
-
-
-def _name(tree: Node, path: KeyPath) -> KeyPath:
-    """Returns the key path that names a secret: that of its key, or of the option before it. All items of a
-    list have the same name."""
-    parent = tree.at(path[:-1])
-    if parent is None or not parent.is_list:
-        return path
-    before = parent.value[int(path[-1]) - 1].value if int(path[-1]) else None
-    return (*path, str(before)) if follows_option(before) else _name(tree, path[:-1])
+        message = f"`{shown_path(path)}` is a secret in plain text"
+        help = "read it from the environment: ${oc.env:NAME}"
+        yield Diagnostic("MC219", message, leaf.span, (), help, "warning")

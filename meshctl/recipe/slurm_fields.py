@@ -51,10 +51,6 @@ class SlurmTime(Type):
         if found := slurm_time(text):
             return found
         help = "write 90m, 4h, 1d12h, 4:00:00 or 1-12:00:00"
-        if text.isdigit():
-            help = f"write {text}m, which Slurm means by a number, or {text}s"
-        elif two := re.fullmatch(r"(\d+):(\d+)", text):
-            help = f"write {two[1]}h{two[2]}m, or {two[1]}m{two[2]}s, which Slurm means by it"
         reader.report(path, "MC610", f"`{text}` is not a time that Slurm reads", node.span, help=help)
         return None
 

@@ -17,27 +17,17 @@ def loaded(folder: Path, recipe: str) -> Loaded:
     return load(recipe, [], folder, environ={}, detect=lambda: "cpu")
 
 
-@pytest.mark.parametrize(
-    ("start", "help"),
-    [
-        ("", "use the recipe that it was made from, or the folder of its run: every command accepts it"),
-        ("start.json", "use the run's folder, `run`: every command accepts it"),
-    ],
-)
-def test_a_plan_is_no_recipe(tmp_path: Path, start: str, help: str) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    (folder / "train.py").touch()
-    ready = loaded(folder, "recipe.yaml")
-    assert not ready.report.diagnostics
-    (folder / "plan.json").write_text(resolve(ready.recipe, ready.endpoints).to_json(), encoding="utf-8")
-    if start:
-        (folder / start).write_text("{}")
-    one = loaded(tmp_path, "run/plan.json")
+def test_a_plan_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "train.py").touch()
+    ready = loaded(tmp_path, "recipe.yaml")
+    (tmp_path / "plan.json").write_text(resolve(ready.recipe, ready.endpoints).to_json(), encoding="utf-8")
+    one = loaded(tmp_path, "plan.json")
     (found,) = one.report.diagnostics
-    assert not one.readable and (found.code, found.help) == ("MC001", help)
-    assert found.message == "`run/plan.json` is a plan, not a recipe"
+    assert not one.readable and (found.code, found.message) == (
+        "MC001",
+        "`plan.json` is a plan, not a recipe",
+    )
 
 
 def test_a_recipe_may_be_json(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from itertools import chain
 import yaml
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.scalars import CURLY_QUOTES
 
 FORBIDDEN = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """A character that is not allowed anywhere in YAML."""
 
 LOOKALIKES = (
-    (re.compile(f"[{CURLY_QUOTES}]"), "use straight quotes"),
+    (re.compile("[\u201c\u201d\u2018\u2019\u201e]"), "use straight quotes"),
     (
         re.compile("[\uff1a\uff0c\uff5b\uff5d\uff3b\uff3d]"),
         "write `:`, `,` and brackets in ASCII, not in full width",

@@ -16,7 +16,6 @@ from itertools import combinations
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
-from meshctl.recipe.scalars import CURLY_QUOTES
 from meshctl.text.english import counted, did_you_mean, in_words, listed
 from meshctl.topology.allocation import Allocation, allocate, host_of, least_per_node
 from meshctl.topology.cluster import Cluster as PlacedCluster
@@ -287,8 +286,6 @@ def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
             if not re.fullmatch(NAME_PATTERNS[kind], device):
                 help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
-                if any(quote in device for quote in CURLY_QUOTES):
-                    help = "use straight quotes"
                 yield Diagnostic("MC316", f"`{device}` is not a valid {kind} device", span, help=help)
                 break
             elif device in visible[:index]:

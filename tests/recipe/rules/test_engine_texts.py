@@ -59,7 +59,7 @@ def test_a_control_character_is_refused(tmp_path: Path, engine: str, texts: tupl
         (JOB.format("resources: {cpu: -3}"), "MC614", "write 32 or 500m"),
         (JOB.format('labels: {a: "b\\nc"}'), "MC623", "letters"),
         ("slurm: {time: 4h}", "MC587", "give the job more than 6h"),
-        ("slurm: {time: 4:00}", "MC610", "write 4h00m, or 4m00s"),
+        ("slurm: {time: 4:00}", "MC610", "write 90m, 4h"),
         (JOB.format("time_limit: 4h"), "MC587", "give the job more than 6h"),
         ("slurm: {time: 8h}", "", ""),
         ("slurm: {time: 4h, requeue: true}", "", ""),
