@@ -22,7 +22,7 @@ MIN_SIMILARITY = 0.6
 MAX_MEANT = 3
 """Maximum number of equally similar options that are proposed for a word."""
 HOUR_S, MINUTE_S = 3600.0, 60.0
-MAX_COMPARED = 200
+MAX_COMPARED = 1000
 """Maximum number of options with which a word is compared."""
 
 
