@@ -282,12 +282,30 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         split=case.split,
         **more,
     )
-    sizes = dict(sizes)
-    sequence = bool(sizes.pop("sequence_parallel", False))
-    sized: dict[str, Any] = {f"{dim}_size": size for dim, size in sizes.items()}
-    made.use_mesh(DeviceMesh.from_sizes(**sized, sequence_parallel=sequence))
+    made.use_mesh(mesh(sizes))
     made.setup()
     return made
+
+
+def keys_of(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Returns sizes by the keys of `parallel`."""
+    return {dim if dim == "sequence_parallel" else f"{dim}_size": size for dim, size in sizes.items()}
+
+
+def mesh(sizes: dict[str, Any]) -> DeviceMesh:
+    return DeviceMesh.from_sizes(**keys_of(sizes))
+
+
+def label_logprobs(module: Any, batch: Batch, temperature: float = 1.0) -> list[Tensor]:
+    """Returns the log-probability of the label of each token for each text alone: 0 at the first token, and
+    where the label is -100."""
+    found = []
+    for ids, labels in texts_in(batch):
+        with torch.no_grad():
+            logs = (module(input_ids=ids[None]).logits[0, :-1] / temperature).log_softmax(-1)
+        picked = logs.gather(1, ids[1:, None])[:, 0].masked_fill(labels[1:] == -100, 0)
+        found.append(torch.cat([torch.zeros(1, dtype=logs.dtype), picked]))
+    return found
 
 
 def share_of(model: Model, step: int, packed: bool) -> Batch:

@@ -129,9 +129,7 @@ def recipe_of(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> st
             "actor": {
                 "_target_": "meshctl.hf.Model",
                 "group": "train",
-                "parallel": {
-                    dim if dim == "sequence_parallel" else f"{dim}_size": size for dim, size in sizes.items()
-                },
+                "parallel": parity.keys_of(sizes),
                 "args": {key: value for key, value in arguments.items() if value is not None},
             },
         },

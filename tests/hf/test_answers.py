@@ -98,21 +98,12 @@ def test_a_critic_learns_the_returns() -> None:
 # Log-probabilities
 
 
-def expected_logprobs(one: Model, batch: Batch, temperature: float) -> list[torch.Tensor]:
-    found = []
-    for ids, labels in parity.texts_in(batch):
-        logs = (one.module(input_ids=ids[None]).logits[0, :-1] / temperature).log_softmax(-1).detach()
-        picked = logs.gather(1, ids[1:, None])[:, 0]
-        found.append(torch.cat([torch.zeros(1), torch.where(labels[1:] == -100, 0.0, picked)]))
-    return found
-
-
 @pytest.mark.parametrize("parts", [{}, {"logits_chunk_tokens": 5}], ids=["whole", "chunked"])
 def test_temperature_divides_the_logits(parts: dict[str, int]) -> None:
     one, batch = model(temperature=0.7, **parts), rollouts_of(1)
-    expected = torch.cat(expected_logprobs(model(), batch, 0.7))
+    expected = torch.cat(parity.label_logprobs(model().module, batch, 0.7))
     for column in (one.logprobs(batch)["logprobs"], one.old_logprobs(batch)["old_logprobs"]):
-        torch.testing.assert_close(column.values, expected.double())
+        torch.testing.assert_close(column.values, expected)
 
 
 def test_a_teacher_gives_its_likeliest_tokens() -> None:

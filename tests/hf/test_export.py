@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from meshctl.hf import Model, ModelError
 from meshctl.hf.weights import merged_weights
-from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
-from tests.hf.parity import LORA, MODELS, whole_tensors
+from tests.hf.parity import LORA, MODELS, mesh, whole_tensors
 from tests.runtime import worlds
 
 SHARED = Path()
@@ -26,7 +25,7 @@ FILE_BYTES = 8000
 
 def model(name: str, sizes: dict[str, int], lora: bool = False) -> Model:
     made = Model(MODELS[name], lora=LORA if lora else None)
-    made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    made.use_mesh(mesh(sizes))
     made.setup()
     for key, tensor in made.module.named_parameters():
         if ".lora_B." in key:
@@ -110,7 +109,7 @@ def ranks_write_different_files(rank: int) -> None:
 def no_rank_holds_more_than_a_file_and_a_tensor(rank: int) -> None:
     wide = {**MODELS["llama"], "vocab_size": 8, "hidden_size": 512, "intermediate_size": 2048}
     made = Model({**wide, "num_hidden_layers": 12, "head_dim": 128})
-    made.use_mesh(DeviceMesh.from_sizes(fsdp_size=2))
+    made.use_mesh(mesh({"fsdp": 2}))
     made.setup()
     total = sum(tensor.nbytes for _, tensor in made.weights())
     largest, file = 512 * 2048 * 4, 16 << 20

@@ -20,7 +20,7 @@ from meshctl.runtime import checkpoint
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
-from tests.hf.parity import LORA, Case, whole_tensors
+from tests.hf.parity import LORA, Case, mesh, whole_tensors
 from tests.runtime import worlds
 
 SHARED = Path()
@@ -38,12 +38,6 @@ READ = {
     "qwen3_moe": ((DP, None), (FSDP, LORA), (TP, None), (PP, None)),
 }
 """Model -> the layouts and adapters with which its files are read."""
-
-
-def mesh(sizes: dict[str, Any]) -> DeviceMesh:
-    return DeviceMesh.from_sizes(
-        **{dim if dim == "sequence_parallel" else f"{dim}_size": size for dim, size in sizes.items()}
-    )
 
 
 def on(sizes: dict[str, int], case: Case, **arguments: Any) -> Model:

@@ -19,7 +19,7 @@ from meshctl.recipe.load import load
 from meshctl.recipe.rules.memory import model_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.memory import RankBytes
-from meshctl.topology.mesh import DeviceMesh
+from tests.hf import parity
 from tests.runtime import worlds
 
 LIMIT = 0.1
@@ -101,7 +101,7 @@ def estimate(case: Case, folder: Path) -> list[RankBytes]:
             "actor": {
                 "_target_": "meshctl.hf.Model",
                 "group": "train",
-                "parallel": {f"{dim}_size": size for dim, size in case.sizes.items()},
+                "parallel": parity.keys_of(case.sizes),
                 "args": case.arguments,
             },
         },
@@ -137,7 +137,7 @@ def batch_of(case: Case) -> Batch:
 def bytes_of_a_step(case: Case) -> RankBytes:
     """Returns the bytes on this rank: gradients when the optimizer begins its step, the rest after it."""
     model = Model(**case.arguments)
-    model.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in case.sizes.items()}))
+    model.use_mesh(parity.mesh(case.sizes))
     model.setup()
     optimizer, gradients = model.trainer.optimizer, list[int]()
     parameters = [one for group in optimizer.param_groups for one in group["params"]]

@@ -13,7 +13,7 @@ from meshctl.hf import Model, ModelError
 from meshctl.hf.passes import by_tokens
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
-from tests.hf.parity import LORA, MODELS, Case, batch_of
+from tests.hf.parity import LORA, MODELS, Case, batch_of, label_logprobs
 
 
 def model(name: str = "qwen3", **arguments: Any) -> Model:
@@ -29,29 +29,12 @@ def pairs() -> Batch:
     return Batch(columns, ids=torch.arange(len(chosen)))
 
 
-def expected_logprobs(one: Model, batch: Batch) -> list[torch.Tensor]:
-    found = []
-    for ids, labels in parity.texts_in(batch):
-        logs = one.module(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
-        picked = logs.gather(1, labels[1:].clamp(min=0)[:, None])[:, 0]
-        found.append(torch.where(labels[1:] == -100, 0.0, picked).detach())
-    return found
-
-
-def test_logprobs_are_those_of_each_text_alone() -> None:
-    one, batch = model(micro_batch=3), batch_of(1, False)
+@pytest.mark.parametrize("packed", [False, True])
+def test_logprobs_are_those_of_each_text_alone(packed: bool) -> None:
+    one, batch = model(micro_batch=3), batch_of(1, packed)
     found = one.logprobs(batch)
-    for row, expected in enumerate(expected_logprobs(one, batch)):
-        assert found["logprobs"][row][0] == 0
-        torch.testing.assert_close(found["logprobs"][row][1:], expected)
+    torch.testing.assert_close(found["logprobs"].values, torch.cat(label_logprobs(one.module, batch)))
     assert found.ids.equal(batch.ids)
-
-
-def test_logprobs_of_packed_texts_are_those_of_each_text_alone() -> None:
-    one, batch = model(), batch_of(1, True)
-    found = one.logprobs(batch)["logprobs"].values
-    alone = [torch.cat([torch.zeros(1).double(), text]) for text in expected_logprobs(one, batch)]
-    torch.testing.assert_close(found, torch.cat(alone))
 
 
 def test_packed_texts_without_labels_do_not_predict_each_other() -> None:
@@ -73,7 +56,7 @@ def test_pairs_are_cut_by_the_tokens_of_both_sides() -> None:
 def test_logprobs_of_pairs_are_sums_of_each_side() -> None:
     one = model()
     found = one.logprobs(pairs())
-    expected = torch.stack([text.sum() for text in expected_logprobs(one, batch_of(2, False))])
+    expected = torch.stack([text.sum() for text in label_logprobs(one.module, batch_of(2, False))])
     torch.testing.assert_close(found["rejected_logprobs"], expected)
 
 
@@ -234,11 +217,10 @@ def test_an_export_is_loaded_by_plain_transformers(tmp_path: Path) -> None:
             if key in own:
                 torch.testing.assert_close(tensor, own[key])
         batch = batch_of(1, False)
-        one.module = plain  # type: ignore[assignment]
         again = Model(str(tmp_path / name), dtype="float64", experts="eager" if "moe" in name else None)
         again.setup()
-        alone = [torch.cat([torch.zeros(1).double(), text]) for text in expected_logprobs(one, batch)]
-        torch.testing.assert_close(again.logprobs(batch)["logprobs"].values, torch.cat(alone))
+        expected = torch.cat(label_logprobs(plain, batch))
+        torch.testing.assert_close(again.logprobs(batch)["logprobs"].values, expected)
 
 
 def test_an_exported_reward_model_keeps_its_score(tmp_path: Path) -> None:

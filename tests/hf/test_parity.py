@@ -128,56 +128,38 @@ def test_training_on_further_meshes_equals_one_process(run: Run, further: dict[R
     assert further[run] == worlds.PASSED
 
 
+def wrong(runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the errors of the runs that differ from one process."""
+    return {run.name: text for run, text in verdicts(runs).items() if text != worlds.PASSED}
+
+
 OPTIONS: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"packed": True}, {"lora": True}]
 OPTIONS += [{"logits_chunk_tokens": 9}, {"lora": True, "micro_batch": 3, "logits_chunk_tokens": 5}]
 OPTIONS += [{"lora": True, "packed": True, "micro_batch_tokens": 24}]
-
-
-OF_EXPERTS: list[dict[str, Any]] = [
-    {},
-    {"packed": True, "micro_batch_tokens": 24},
-    {"logits_chunk_tokens": 9},
-]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", [name for name, sizes in LAYOUTS.items() if "tp" not in sizes])
-@pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
-def test_adapters_of_experts(model: str, layout: str, dtype: str) -> None:
-    runs = [Run(layout, Case(model, lora="experts", **options), dtype) for options in OF_EXPERTS]
-    found = verdicts(runs)
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("model", "layout"), list(product(parity.MODELS, LAYOUTS)))
-def test_all_layouts_and_options(model: str, layout: str, dtype: str) -> None:
-    found = verdicts([Run(layout, Case(model, **options), dtype) for options in OPTIONS])
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
-
-
+OF_EXPERTS: list[dict[str, Any]] = [{"lora": "experts"}]
+OF_EXPERTS += [{"lora": "experts", "packed": True, "micro_batch_tokens": 24}]
+OF_EXPERTS += [{"lora": "experts", "logits_chunk_tokens": 9}]
 OPTIONS_OF_EP: list[dict[str, Any]] = [{}, {"packed": True, "micro_batch_tokens": 24}, {"lora": True}]
 OPTIONS_OF_EP += [{"routers": True, "packed": True}, {"routers": True, "micro_batch": 3, "lora": True}]
+OPTIONS_OF_PIPELINES: list[dict[str, Any]] = [{}, {"micro_batch": 1, "split": "cost"}]
+OPTIONS_OF_PIPELINES += [{"packed": True, "micro_batch_tokens": 24, "pipeline": "gpipe"}]
+OPTIONS_OF_PIPELINES += [{"lora": True, "micro_batch": 3}]
+WITH_EXPERTS = ("qwen3_moe", "qwen3_moe_tied", "other experts")
+NIGHTLY = [
+    *product(["all"], parity.MODELS, LAYOUTS),
+    *product(["experts"], WITH_EXPERTS, [name for name, sizes in LAYOUTS.items() if "tp" not in sizes]),
+    *product(["ep"], WITH_EXPERTS, [*OF_EP, *(name for name, sizes in LAYOUTS.items() if "pp" not in sizes)]),
+    *product(["pipelines"], ["five layers"], OF_PIPELINES),
+]
+"""Options by name, model and layout."""
+NAMED = {"all": OPTIONS, "experts": OF_EXPERTS, "ep": OPTIONS_OF_EP, "pipelines": OPTIONS_OF_PIPELINES}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", [*OF_EP, *(name for name, sizes in LAYOUTS.items() if "pp" not in sizes)])
-@pytest.mark.parametrize("model", ["qwen3_moe", "qwen3_moe_tied", "other experts"])
-def test_experts_on_ep(model: str, layout: str, dtype: str) -> None:
-    runs = [Run(layout, Case(model, **options), dtype) for options in OPTIONS_OF_EP]
-    found = verdicts(runs)
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
-
-
-OPTIONS_OF_PIPELINES: list[dict[str, Any]] = [
-    {},
-    {"micro_batch": 1, "split": "cost"},
-    {"packed": True, "micro_batch_tokens": 24, "pipeline": "gpipe"},
-    {"lora": True, "micro_batch": 3},
-]
+@pytest.mark.parametrize(("options", "model", "layout"), NIGHTLY)
+def test_all_layouts_and_options(options: str, model: str, layout: str, dtype: str) -> None:
+    assert wrong([Run(layout, Case(model, **one), dtype) for one in NAMED[options]]) == {}
 
 
 @pytest.mark.slow_suite
@@ -189,8 +171,7 @@ def test_pipelines_with_further_dims() -> None:
         Run("pp 2 x sequence 2", Case("five layers", lora=True, packed=True)),
         Run("pp 2 x dp 2 x tp 2", Case("five layers", micro_batch=1, split="cost")),
     ]
-    found = verdicts(runs)
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
+    assert wrong(runs) == {}
 
 
 CHECKPOINTED = {
@@ -212,17 +193,7 @@ def test_checkpointed_activations_change_nothing() -> None:
         for layout, model in CHECKPOINTED.items()
         for lora in (False, True)
     ]
-    found = verdicts(runs)
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", OF_PIPELINES)
-def test_pipelines_of_more_stages_and_ranks(layout: str, dtype: str) -> None:
-    runs = [Run(layout, Case("five layers", **options), dtype) for options in OPTIONS_OF_PIPELINES]
-    found = verdicts(runs)
-    assert {run.name: text for run, text in found.items() if text != worlds.PASSED} == {}
+    assert wrong(runs) == {}
 
 
 UNSUPPORTED = {

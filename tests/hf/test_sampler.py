@@ -14,19 +14,10 @@ from transformers import AutoModelForCausalLM
 from meshctl import Batch
 from meshctl.hf import Model, ModelError, Sampler
 from meshctl.runtime.batch.batch import Ragged
+from tests.hf.parity import MODELS, label_logprobs
 
-CONFIG: dict[str, Any] = {
-    "model_type": "qwen3",
-    "vocab_size": 259,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
+SIZES = {"vocab_size": 259, "max_position_embeddings": 64, "initializer_range": 0.3}
+CONFIG: dict[str, Any] = {**MODELS["qwen3"], **SIZES}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "tied": {"tie_word_embeddings": True},
@@ -68,13 +59,7 @@ def answers(batch: Batch) -> list[list[int]]:
 
 def logprobs(actor: Model, batch: Batch, temperature: float = 1.0) -> Tensor:
     """Returns the log-probabilities of all labels at a temperature, from whole texts without a cache."""
-    values, module = [], actor.module.eval()
-    for ids, labels in zip(batch["input_ids"].rows(), batch["labels"].rows(), strict=True):
-        with torch.no_grad():
-            logs = (module(input_ids=ids[None]).logits[0] / temperature).log_softmax(-1)
-        picked = logs[:-1].gather(-1, ids[1:, None])[:, 0]
-        values += [torch.zeros(1, dtype=logs.dtype), picked.masked_fill(labels[1:] == -100, 0)]
-    return torch.cat(values)
+    return torch.cat(label_logprobs(actor.module.eval(), batch, temperature))
 
 
 # Columns

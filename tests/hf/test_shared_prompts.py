@@ -12,18 +12,9 @@ from meshctl.hf.errors import ModelError
 from meshctl.hf.shared_prompts import SharedPrompts
 from meshctl.hf.texts import texts_of
 from meshctl.runtime.batch.batch import Batch, Ragged
+from tests.hf.parity import MODELS
 
-CONFIG = {
-    "model_type": "qwen3",
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-}
+CONFIG = {**MODELS["qwen3"], "initializer_range": 0.2}
 PROMPTS, ANSWERS = ([5, 6, 7], [9]), ([1, 2, 3, 4], [8], [2, 2], [6, 1, 5])
 
 

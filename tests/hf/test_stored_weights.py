@@ -17,7 +17,6 @@ from torch.distributed.tensor import DTensor
 from meshctl.hf import Model, ModelError, peft_api, random_weights, transformers_api
 from meshctl.hf.sharding import local_of
 from meshctl.runtime.routes.sync_plan import Shard, layout_of
-from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
 from tests.runtime import worlds
 
@@ -47,7 +46,7 @@ FOLDER = Path()
 def model(name: str, sizes: dict[str, int] | None = None, seed: int = 0) -> Model:
     made = Model(parity.ALL[name], dtype="float64", config={"initializer_range": 0.02 * (seed + 1)})
     if sizes:
-        made.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+        made.use_mesh(parity.mesh(sizes))
     made.setup()
     return made
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from meshctl.hf import Model
-from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity
 from tests.paths import ROOT
 from tests.runtime import worlds
@@ -33,7 +32,7 @@ LAYOUTS = ({"fsdp": 2}, {"tp": 2})
 
 def trained(kind: type[Model], sizes: dict[str, int]) -> list[float]:
     one = kind(parity.MODELS["qwen3"], dtype="float64", lr=1e-2, micro_batch=2)
-    one.use_mesh(DeviceMesh.from_sizes(**{f"{dim}_size": size for dim, size in sizes.items()}))
+    one.use_mesh(parity.mesh(sizes))
     one.setup()
     found = []
     for step in range(1, 3):
