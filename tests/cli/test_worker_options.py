@@ -81,7 +81,6 @@ def test_nothing_but_a_terminal_can_be_given_to_a_worker(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--follow", "tow"], "--follow: group `tow` does not exist; did you mean `two`?"),
         (["--follow", "two:2"], "--follow: group `two` has no rank `2`; it has 2 ranks, from 0"),
         (["--debug", "two:first"], "--debug: group `two` has no rank `first`; it has 2 ranks, from 0"),
         (["--dry-run", "--follow", "one:"], "--follow: group `one` has no rank ``; it has 1 rank, from 0"),

@@ -47,12 +47,6 @@ def test_the_largest_load_is_near_that_of_longest_first(weights: list[int], part
     assert len(set(owner)) == min(parts, len(weights))  # no part is empty where there are enough units
 
 
-def test_many_parts_are_as_good_as_longest_first() -> None:
-    weights = log_normal(65_536)
-    loads = numpy.bincount(equal_loads(weights, 4096), weights, 4096)
-    assert loads.max() * LIGHT_FRACTION <= longest_first(weights.tolist(), 4096) * (LIGHT_FRACTION + 1)
-
-
 @settings(max_examples=examples(25, 200))
 @given(weights, st.integers(1, 12))
 def test_equal_counts_differ_by_one_at_most(weights: list[int], parts: int) -> None:

@@ -33,12 +33,9 @@ SCORE = Parameter("score.weight", (1, 6), is_linear=True)
     [
         (QUERY, Split(), 180),
         (QUERY, Split(dp=4), 180),
-        (QUERY, Split(fsdp=4), 3 * 3 * 6),
-        (QUERY, Split(tp=3), 3 * 4 * 6),
         (QUERY, Split(fsdp=2, tp=3), 3 * 2 * 6),
         (OUTPUT, Split(fsdp=4, tp=3), 3 * 2 * 4),
         (NORM, Split(tp=2), 6),
-        (NORM, Split(fsdp=4), 2),
         (NORM, Split(fsdp=100), 1),
         (SCORE, Split(fsdp=2), 6),
         (Parameter("scale", ()), Split(fsdp=2), 1),

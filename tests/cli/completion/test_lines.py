@@ -22,12 +22,9 @@ from tests.examples import examples
     [
         ("m a=b", "a=b", "b"),
         ("m x y@b=c:d", "y@b=c:d", "d"),
-        ("m a@b", "a@b", "@b"),
         ("m 'a b", "a b", "a b"),
-        ("m x'a b", "xa b", "a b"),
         ('m "a \\" b', 'a " b', " b"),
         ("m a\\ b", "a b", "a\\ b"),
-        ("m '' x", "x", "x"),
         ("m ", "", ""),
         ("m a\\", "", None),
     ],

@@ -156,21 +156,9 @@ def test_all_formats_agree_on_any_text(data: bytes, overrides: list[str]) -> Non
         # annotations are seen from the checkout
         (
             "github",
-            Diagnostic("MC101", "m", Span("r.yaml", 1, 1)),
-            {"folder": "sub/dir"},
-            "::error file=sub/dir/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
-        ),
-        (
-            "github",
             Diagnostic("MC101", "m", Span("../r.yaml", 1, 1)),
             {"folder": "sub/dir"},
             "::error file=sub/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
-        ),
-        (
-            "github",
-            Diagnostic("MC101", "m", Span("/abs/r.yaml", 1, 1)),
-            {"folder": "sub"},
-            "::error file=/abs/r.yaml,line=1,col=1,endColumn=2,title=MC101::m",
         ),
         (
             "github",

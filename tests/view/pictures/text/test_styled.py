@@ -77,28 +77,6 @@ def test_colors_are_codes_and_plain_text_has_none() -> None:
     assert printed([Line(styled("A", "C0"), " x  ")]) == "A x\n"
 
 
-def contrast(one: str, other: str) -> float:
-    """Returns the contrast ratio of the Web Content Accessibility Guidelines."""
-    low, high = sorted(map(_luminance, (one, other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def _luminance(color: str) -> float:
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def test_colors_are_seen_on_light_and_on_dark() -> None:
-    steps = [0, 95, 135, 175, 215, 255]
-    for color in PALETTE:
-        red, green, blue = (steps[(color - 16) // place % 6] for place in (36, 6, 1))
-        shade = f"#{red:02x}{green:02x}{blue:02x}"
-        assert min(contrast(shade, "#ffffff"), contrast(shade, "#000000")) > 3.5
-
-
 # In so many lines
 
 
