@@ -30,12 +30,12 @@ ROOMS = {
     "text": 639,
     "topology": 4217,
     "trackers": 1097,
-    "view": 8532,
+    "view": 8508,
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_472
-TESTS = 66_948
+TOTAL = 86_448
+TESTS = 66_875
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.clock import Offset, best_at
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, replaced
 from meshctl.run.events import Event as RunEvent
 from meshctl.run.events import restart_line
 from meshctl.run.trace_file import Span, WorkerTrace
@@ -116,25 +116,24 @@ class TraceWriter:
 
     def _write(self) -> None:
         """Writes the trace event by event and renames it, so that a reader never sees a part."""
-        path = self._run.trace
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        path, separator = self._run.trace, ""
+        merging = Merging(self._plan, self._run, {**self._offsets})
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                merging = Merging(self._plan, self._run, {**self._offsets})
-                separator = ""
+            with replaced(path) as part, open(part, "x", encoding="utf-8", opener=_private) as file:
                 file.write('{"displayTimeUnit":"ms","traceEvents":[')
                 for event in merging.events(list(self._instants)):
                     file.write(f"{separator}\n{_EVENT.encode(event)}")
                     separator = ","
                 file.write("\n]}\n")
-            part.rename(path)
             for profile, name, time in merging.profiles():
                 move_times(profile, name, time)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _private(path: str, flags: int) -> int:
+    """Opens a new file that only its owner can read."""
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 class Instant(NamedTuple):
@@ -295,16 +294,12 @@ def move_times(path: Path, name: str, time: float) -> None:
     shift = 0 if found is None else round(1000 * time) - found
     if not shift:
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with path.open("rb") as file, os.fdopen(descriptor, "wb") as moved:
+    with path.open("rb") as file, replaced(path) as part, open(part, "xb", opener=_private) as moved:
         block = file.read(BLOCK_BYTES) + file.readline()
         block = _BASE.sub(lambda base: b"%b%d" % (base[1], int(base[2]) - shift), block, count=1)
         while block:
             moved.write(_TIME.sub(lambda line: _moved(line, shift), block))
             block = file.read(BLOCK_BYTES) + file.readline()
-    part.rename(path)
 
 
 def _time_of(path: Path, name: str) -> int | None:

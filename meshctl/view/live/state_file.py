@@ -51,7 +51,7 @@ class OtherFormat(Exception):
 
 
 def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
-    """Returns the state as plain data, whose lists are those of the state and are not copied."""
+    """Returns the state as data for `as_text`, whose parts are those of the state and are not copied."""
     shown = dict(state.shown())
     return {
         "format": FORMAT,
@@ -59,26 +59,12 @@ def data_of(state: RunState, launcher: Launcher | None) -> dict[str, Any]:
         "name": state.plan.name,
         "state": state.condition,
         "launcher": launcher.to_data() if launcher else None,
-        "times": vars(state.times),
         **{name: getattr(state, name) for name in ("code", *PLAIN, *LISTS, "first", "last")},
-        "groups": {name: _group_data(group) for name, group in state.groups.items()},
-        "routes": state.routes,
+        **{name: getattr(state, name) for name in ("times", "groups", "routes")},
         "metrics": {
-            name: vars(history) if name in shown else {"first": history.first, "last": history.last}
+            name: history if name in shown else {"first": history.first, "last": history.last}
             for name, history in state.histories.items()
         },
-    }
-
-
-def _group_data(group: GroupState) -> dict[str, Any]:
-    return {
-        "workers": group.workers,
-        "states": group.states,
-        "stages": {name: vars(timing) for name, timing in group.stages.items()},
-        "step": vars(group.step),
-        "times": {rank: vars(times) for rank, times in group.times.items()},
-        "phases": group.phases,
-        "running": group.running,
     }
 
 
@@ -125,7 +111,8 @@ def _made(kind: type[Made], data: Mapping[str, Any]) -> Made:
 
 
 def as_text(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, separators=(",", ":")) + "\n"
+    """Returns the text of the file. A dataclass is stored as a mapping of its fields."""
+    return json.dumps(data, separators=(",", ":"), default=vars) + "\n"
 
 
 # Reading

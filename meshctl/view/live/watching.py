@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -36,9 +36,12 @@ POLL_S = 1.0
 """Seconds between two looks at a run. The launcher writes its state once a second."""
 
 
-class WatchView(Protocol):
+class WatchView:
     def show(self, seen: SeenRun) -> None: ...
-    def end(self, seen: SeenRun) -> None: ...
+
+    def end(self, seen: SeenRun) -> None:
+        self.show(seen)
+
     def close(self) -> None: ...
 
 
@@ -75,7 +78,7 @@ def watch_view(seen: SeenRun, stream: TextIO, environ: Mapping[str, str] = os.en
     return PlainWatch(seen, stream, output)
 
 
-class LivePicture:
+class LivePicture(WatchView):
     """The picture of `launch`, drawn once a second."""
 
     def __init__(self, stream: TextIO, output: Output) -> None:
@@ -112,7 +115,7 @@ class LivePicture:
         self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
 
 
-class PlainWatch:
+class PlainWatch(WatchView):
     """The plain lines of `launch`, from now on."""
 
     def __init__(self, seen: SeenRun, stream: TextIO, output: Output) -> None:
@@ -149,9 +152,6 @@ class PlainWatch:
             self._print(f"{worker}: {text}")
         self._plain.on_end(seen.code, seen.state.reason)
 
-    def close(self) -> None:
-        pass
-
     def _print_new(self) -> None:
         for worker, text in self._output.new():
             self._print(f"{worker}: {text}")
@@ -170,7 +170,7 @@ class PlainWatch:
         self._stream.write(f"{line}\n")
 
 
-class JsonWatch:
+class JsonWatch(WatchView):
     """The state as one JSON object a line, wherever it has changed."""
 
     def __init__(self, stream: TextIO = sys.stdout) -> None:
@@ -183,9 +183,3 @@ class JsonWatch:
             self._line = line
             self._stream.write(json.dumps(data) + "\n")
             self._stream.flush()
-
-    def end(self, seen: SeenRun) -> None:
-        self.show(seen)
-
-    def close(self) -> None:
-        pass

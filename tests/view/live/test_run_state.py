@@ -7,7 +7,7 @@ import pytest
 
 from meshctl.run.events import Event, restart_line
 from meshctl.view.live.run_state import MAX_POINTS, History, RunState
-from meshctl.view.live.state_file import data_of, state_of
+from meshctl.view.live.state_file import as_text, data_of, state_of
 from tests.view.recorded import Recorded, make_plan
 
 
@@ -120,7 +120,7 @@ def test_a_smaller_attempt_has_fewer_workers() -> None:
         state.on_event(Event("ready", "train", rank, time=1.0))
     state.on_event(Event("launched", value={"attempt": 1, "workers": {"train": 1, "other": 3}}, time=2.0))
     assert group.workers == 1 and list(group.states) == [0]
-    saved = json.loads(json.dumps(data_of(state, None)))
+    saved = json.loads(as_text(data_of(state, None)))
     assert state_of(state.plan, saved).groups["train"].workers == 1 == saved["groups"]["train"]["workers"]
     value = {"cause": "train:1 failed: killed by SIGKILL", "sizes": {"train": [2, 1]}}
     line = "restarted after step 40, train with 1 of 2 workers: train:1 failed: killed by SIGKILL"
