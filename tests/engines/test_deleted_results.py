@@ -25,17 +25,16 @@ def _emptied(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("delete", "reason"),
+    ("moment", "delete", "reason"),
     [
-        (lambda run: shutil.rmtree(run.path), "the run directory {} was deleted"),
-        (lambda run: run.path.rename(run.path.with_name("moved")), "the run directory {} was deleted"),
-        (_emptied, "the run directory {} was emptied: it has no `recipe.yaml`, `plan.json` and `start.json`"),
-        (lambda run: shutil.rmtree(run.checkpoint(3)), "{}/checkpoints/step-3 was deleted"),
+        ("exit", lambda run: shutil.rmtree(run.path), "the run directory {} was deleted"),
+        ("end", lambda run: run.path.rename(run.path.with_name("moved")), "the run directory {} was deleted"),
+        ("exit", _emptied, "the run directory {} was emptied: it has no `plan.json` and `start.json`"),
+        ("end", lambda run: shutil.rmtree(run.checkpoint(3)), "{}/checkpoints/step-3 was deleted"),
     ],
-)
-@pytest.mark.parametrize("moment", ["exit", "end"])
+)  # fmt: skip
 def test_results_that_are_deleted_at_the_end_are_a_failure(
-    delete: Callable[[RunDir], object], reason: str, moment: str, tmp_path: Path
+    moment: str, delete: Callable[[RunDir], object], reason: str, tmp_path: Path
 ) -> None:
     """They are deleted when the workers exit, or when the observers have seen the end."""
     plan = plan_of(tmp_path, ("one", 1))

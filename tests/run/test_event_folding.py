@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,22 +109,19 @@ def test_the_first_step_of_each_attempt_is_kept(run: Run) -> None:
     assert sums_of(run.dir.events)[0]["count"] == 3 * STEPS
 
 
-def test_steps_without_a_row_are_not_folded(run: Run) -> None:
+def test_steps_without_a_row_or_not_read_by_the_supervisor_are_not_folded(run: Run) -> None:
     run.steps(1, STEPS, has_rows=False)
     names = run.names
     run.fold()
     assert run.names == names
     run.rows(STEPS)
+    run.follower = Follower(run.dir.events)
+    for _ in range(100):
+        run.now += 2.0
+        run.folding.poll(run.now, run.follower)
+    assert run.names == names
     run.fold()
     assert len(run.names) < len(names)
-
-
-def test_events_that_the_supervisor_has_not_read_are_not_folded(run: Run) -> None:
-    run.steps(1, STEPS)
-    names = run.names
-    for now in range(100):
-        run.folding.poll(2.0 * now, run.follower)
-    assert run.names == names
 
 
 def test_the_reader_and_the_writer_go_on_while_events_are_folded(run: Run) -> None:
@@ -168,16 +164,6 @@ def test_a_kill_while_events_are_folded_loses_nothing(
     assert {name for name in run.names if not name.startswith(".")} == {
         name for _, name in files.names_from(-1)
     }
-
-
-def test_a_segment_may_be_folded_while_another_process_reads(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.steps(1, STEPS)
-    reader = Follower(run.dir.events)
-    first = next(events := reader.new())
-    os.unlink(run.dir.events / "train-0.2.jsonl")
-    assert first.step == 1 and len([event for event in events if event.name == "step"]) < STEPS
 
 
 def lines_of(steps: range, start: float = 0.0) -> list[bytes]:

@@ -44,39 +44,25 @@ def test_an_attempt_removes_the_rows_of_lost_steps(tmp_path: Path) -> None:
 
 
 def test_rows_wait_for_a_full_disk(tmp_path: Path) -> None:
+    """They are written with a later one, or lost with an error at the end."""
     tracker = tracker_named("jsonl", run := RunDir(tmp_path))
-    tracker.on_attempt(0, None)
-    tracker.on_row({"step": 1, "time": 1.0, "loss": 5.0})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics.stat().st_size + 10, before[1]))
-    try:
-        for step, loss in ((2, 4.0), (3, 3.5), (3, 3.0)):
-            tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
-        assert rows(run, whole=1) == [(1, 5.0)]
-        with pytest.raises(OSError, match=str(run.metrics)):
-            tracker.on_end(0, "")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    tracker.on_attempt(1, 1)
-    for step in (2, 3):
-        tracker.on_row({"step": step, "time": 1.0 * step, "loss": 3.0})
-    tracker.on_end(0, "")
-    assert rows(run) == [(1, 5.0), (2, 3.0), (3, 3.0)]
-
-
-def test_rows_that_waited_are_written_with_a_later_one(tmp_path: Path) -> None:
-    tracker = tracker_named("jsonl", run := RunDir(tmp_path))
-    tracker.on_attempt(0, None)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        for step, loss in ((1, 4.0), (2, 3.5), (2, 3.0)):
-            tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    tracker.on_row({"step": 3, "time": 3.0, "loss": 2.0})
-    assert rows(run) == [(1, 4.0), (2, 3.0), (3, 2.0)]
-    tracker.on_end(0, "")
+    for attempt, first in ((0, 1), (1, 5)):
+        tracker.on_attempt(attempt, first - 1)
+        tracker.on_row({"step": first, "time": 1.0, "loss": 5.0})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (run.metrics.stat().st_size + 10, before[1]))
+        try:
+            for step, loss in ((first + 1, 4.0), (first + 2, 3.5), (first + 2, 3.0)):
+                tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
+            assert rows(run, whole=first) == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0), (5, 5.0)][:first]
+            if attempt == 1:
+                with pytest.raises(OSError, match=str(run.metrics)):
+                    tracker.on_end(0, "")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if attempt == 0:
+            tracker.on_row({"step": 4, "time": 3.0, "loss": 2.0})
+            assert rows(run) == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
 
 
 def test_a_tracker_is_imported_on_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class RunFiles(Watch):
     def lost(self) -> str:
         """Returns why the results of a run that has ended are gone; empty if they are there."""
         run = self._run
-        missing = [file.name for file in (run.recipe, run.plan, run.start) if not file.exists()]
+        missing = [file.name for file in (run.plan, run.start) if not file.exists()]
         emptied = f"the run directory {run.path} was emptied: it has no {listed(missing)}" if missing else ""
         is_saved = not (step := run.saved()) or run.checkpoint(step).is_dir()
         return self._deleted() or emptied or ("" if is_saved else f"{run.checkpoint(step)} was deleted")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from meshctl.engines.node.preload import named
 from meshctl.plan.model import Checkpoint, Cluster, Component, Plan, Run
 from meshctl.topology.mesh import DeviceMesh
@@ -37,23 +39,21 @@ def test_files_are_read_and_followed_but_not_imported(tmp_path: Path) -> None:
     assert all(name.startswith("torch.") for name in found)
 
 
-def test_components_that_meshctl_ships_are_imported_themselves(tmp_path: Path) -> None:
-    assert "meshctl.hf" in named(plan("meshctl.hf.Model"), [str(tmp_path)], ["one"])
-    (tmp_path / "actor.py").write_text("from meshctl.hf import Model\n")
-    assert "meshctl.hf" in named(plan("actor.Actor"), [str(tmp_path)], ["one"])
-
-
-def test_the_components_of_other_groups_are_left_out(tmp_path: Path) -> None:
-    assert named(plan("meshctl.hf.Model", Checkpoint()), [str(tmp_path)], ["two"]) == set()
-
-
-def test_checkpoints_have_their_own_part(tmp_path: Path) -> None:
-    assert named(plan("nowhere.Actor"), [str(tmp_path)], ["one"]) == set()
-    assert named(plan("nowhere.Actor", Checkpoint()), [str(tmp_path)], ["one"]) == {
-        "torch.distributed.checkpoint"
-    }
-
-
-def test_a_file_that_cannot_be_read_is_the_workers_to_complain_of(tmp_path: Path) -> None:
-    (tmp_path / "actor.py").write_text("import torch.\n")
-    assert named(plan("actor.Actor"), [str(tmp_path)], ["one"]) == set()
+@pytest.mark.parametrize(
+    ("code", "target", "checkpoint", "group", "expected"),
+    [
+        ("", "meshctl.hf.Model", None, "one", "meshctl.hf"),
+        ("from meshctl.hf import Model\n", "actor.Actor", None, "one", "meshctl.hf"),
+        ("", "meshctl.hf.Model", Checkpoint(), "two", ""),
+        ("", "nowhere.Actor", None, "one", ""),
+        ("", "nowhere.Actor", Checkpoint(), "one", "torch.distributed.checkpoint"),
+        ("import torch.\n", "actor.Actor", None, "one", ""),
+    ],
+)
+def test_what_is_imported(
+    code: str, target: str, checkpoint: Checkpoint | None, group: str, expected: str, tmp_path: Path
+) -> None:
+    """A file that cannot be read is the worker's to complain of."""
+    (tmp_path / "actor.py").write_text(code)
+    found = named(plan(target, checkpoint), [str(tmp_path)], [group])
+    assert expected in found if expected else not found

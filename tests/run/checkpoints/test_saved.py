@@ -80,15 +80,13 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(damage: str, run: Run
     assert str(run.checkpoint(20) / name if name != FILE or reason else run.checkpoint(20)) in found.warning
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_where_none_is_whole_each_damaged_file_is_named(damage: str, run: RunDir) -> None:
-    name, spoil, reason = DAMAGES[damage]
-    for step in (10, 20):
+def test_where_none_is_whole_each_damaged_file_is_named(run: RunDir) -> None:
+    for step, damage in ((10, "no manifest"), (20, "a missing file")):
+        name, spoil, _ = DAMAGES[damage]
         spoil(run.checkpoint(step) / name)
-    with pytest.raises(NoWholeCheckpoint) as raised:
+    with pytest.raises(NoWholeCheckpoint, match=r"has no manifest|is missing") as raised:
         newest_whole_checkpoint(run)
     assert all(str(run.checkpoint(step)) in str(raised.value) for step in (10, 20))
-    assert str(raised.value).count(reason or "has no manifest") >= 2  # the error of a parser may repeat it
 
 
 def test_several_damaged_ones_are_one_warning(run: RunDir) -> None:
