@@ -1,4 +1,4 @@
-"""The fork server and the agent report the end of a worker as it was."""
+"""The fork server reports the end of a worker as it was."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import os
 import signal
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
-
-from meshctl.engines.node.agent import GroupAgent
 from meshctl.engines.node.forkserver import Client, Ended, ForkServer, SpawnRequest, agent_sockets
 
 
@@ -47,27 +42,3 @@ def test_a_worker_that_ends_before_the_signal_to_it_was_not_signalled(tmp_path: 
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "was_signalled", "stopped"),
-    [
-        (0, False, False),  # it has vanished, and is reported after the peer that missed it
-        (1, False, False),
-        (1, True, True),
-        (-signal.SIGTERM, True, True),
-        (-signal.SIGKILL, True, False),  # somebody else has killed it
-    ],
-)
-def test_an_agent_has_stopped_the_workers_that_it_has_signalled(
-    code: int, was_signalled: bool, stopped: bool
-) -> None:
-    written: list[dict[str, Any]] = []
-    agent: Any = object.__new__(GroupAgent)
-    agent._sent, agent._codes, agent._kills = {signal.SIGTERM}, {}, 10**9
-    agent._server = SimpleNamespace(receive=lambda seconds: [Ended(0, 7, code, was_signalled)])
-    agent._outputs = SimpleNamespace(wait_written=lambda key: None)
-    agent._job = SimpleNamespace(members=[SimpleNamespace(rank=3)])
-    agent._journal = SimpleNamespace(write=lambda name, **values: written.append(values))
-    agent._receive(0.0)
-    assert [event["stopped"] for event in written] == [stopped]

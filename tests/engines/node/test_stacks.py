@@ -54,12 +54,9 @@ def found_out(pid: int) -> ProcessState:
     return found[0]
 
 
-def test_a_process_writes_its_stack(process: subprocess.Popen[str]) -> None:
+def test_a_process_writes_its_stack_unless_it_is_stopped(process: subprocess.Popen[str]) -> None:
     state = found_out(process.pid)
     assert state.state in "RS" and " in hang" in state.stack
-
-
-def test_a_stopped_process_has_its_state(process: subprocess.Popen[str]) -> None:
     os.kill(process.pid, signal.SIGSTOP)
     wait(lambda: state_of(process.pid).is_stopped, "the stop of the process")
     state = found_out(process.pid)
