@@ -11,7 +11,6 @@ from meshctl.diagnostics.health import Check
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.fork import output_of
 from meshctl.engines.checks.requirements import GIB, Requirements, amount, names_in
-from meshctl.text.english import counted
 
 SUBJECT = "devices"
 SMI_S = 5.0
@@ -101,59 +100,35 @@ def _closed_file() -> str:
     return next((str(file) for file in files if not os.access(file, os.R_OK | os.W_OK)), "")
 
 
-@dataclass(frozen=True)
-class _Need:
-    """The devices of a worker, usually one, and the bytes that its models take on them."""
-
-    devices: tuple[Device, ...]
-    size: int = 0
-
-    @property
-    def total(self) -> int:
-        """The memory of all devices; 0 if that of one is unknown."""
-        return sum(one.total for one in self.devices) if all(one.total for one in self.devices) else 0
-
-    @property
-    def used(self) -> int:
-        return sum(one.used for one in self.devices)
-
-    def text(self, memory: str) -> str:
-        """Returns `device 0 has MEMORY, but its models take at least 20 GiB`."""
-        numbers, is_one = ", ".join(str(one.index) for one in self.devices), len(self.devices) == 1
-        have = f"device {numbers} has" if is_one else f"devices {numbers} have"
-        models = f", but {'its' if is_one else 'their'} models take at least {amount(self.size)}"
-        return f"{have} {memory}" + (models if self.size else "")
-
-
 def _memory(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:
-    """Compares the free memory of the devices with what the models of the recipe take."""
-    name = "device memory"
+    """Compares the free memory of the devices of each worker with what its models take."""
     needs = [
-        _Need(devices, size)
+        (devices, size)
         for key, size in requirements.device_bytes.items()
-        if (devices := tuple(one for one in ours if any(map(one.is_named, names_in(key)))))
+        if (devices := [one for one in ours if any(map(one.is_named, names_in(key)))])
     ]
-    if small := [one for one in needs if 0 < one.total < one.size]:
-        found = f"{_count_of(small, needs)} too small: {small[0].text(amount(small[0].total))}"
-        remedy = "split the models over more devices (show-topology lists their bytes), or use smaller ones"
-        yield Check(SUBJECT, name, "failure", found, remedy)
-        return
-    full = [one for one in needs if one.total and one.total - one.used < one.size]
-    alone = [_Need((one,)) for one in ours]
-    if taken := full or [one for one in alone if one.used > MAX_USED_BYTES]:
-        most = max(taken, key=lambda one: one.used)
-        memory = f"{amount(most.used)} of {amount(most.total)} taken"
-        count = _count_of(taken, needs if full else alone)
-        found = f"{count} in use by other processes: {most.text(memory)}"
+    small, full, used = list[str](), list[str](), list[str]()
+    for devices, size in [*needs, *(([one], 0) for one in ours)]:
+        if not all(one.total for one in devices):
+            continue
+        total, taken = sum(one.total for one in devices), sum(one.used for one in devices)
+        numbers = ", ".join(str(one.index) for one in devices)
+        have = f"device {numbers} has" if len(devices) == 1 else f"devices {numbers} have"
+        takes = f"and the models there take at least {amount(size)}"
+        if total < size:
+            small.append(f"{have} {amount(total)}, {takes}")
+        elif total - taken < size:
+            full.append(f"{have} {amount(taken)} of {amount(total)} taken by other processes, {takes}")
+        elif taken > MAX_USED_BYTES and not size:
+            used.append(f"{have} {amount(taken)} of {amount(total)} taken by other processes")
+    if found := small or full or used:
         remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
-        yield Check(SUBJECT, name, "failure" if full else "warning", found, remedy)
-
-
-def _count_of(some: Sequence[_Need], all_needs: Sequence[_Need]) -> str:
-    """Returns `1 of 2 devices is`, or `the devices of 1 of 2 workers are`."""
-    if any(len(one.devices) > 1 for one in all_needs):
-        return f"the devices of {len(some)} of {counted(len(all_needs), 'worker')} are"
-    return f"{len(some)} of {counted(len(all_needs), 'device')} {'is' if len(some) == 1 else 'are'}"
+        if small:
+            remedy = (
+                "split the models over more devices (show-topology lists their bytes), or use smaller ones"
+            )
+        state = "failure" if small or full else "warning"
+        yield Check(SUBJECT, "device memory", state, "; ".join(found), remedy)
 
 
 def _compute_mode(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:

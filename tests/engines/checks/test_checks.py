@@ -37,37 +37,40 @@ def sharing(bytes_of: dict[str, int], *shared: str) -> Requirements:
     return Requirements(device_bytes=bytes_of, shared_devices=shared)
 
 
-ALONE = "1 of 2 devices is in use by other processes: device 1 has"
 CASES = {
     "others leave enough": (
         [device(0), device(1, 126)],
         TWO,
-        ("failure", f"{ALONE} 126 GiB of 140 GiB taken, but"),
+        ("failure", "device 1 has 126 GiB of 140 GiB taken by other processes, and the models there take at"),
     ),
     "others take little": ([device(0), device(1, 1)], TWO, None),
-    "others take some": ([device(0), device(1, 60)], TWO, ("warning", f"{ALONE} 60 GiB of 140 GiB taken")),
+    "others take some": (
+        [device(0), device(1, 60)],
+        TWO,
+        ("warning", "device 1 has 60 GiB of 140 GiB taken"),
+    ),
     "too large": (
         [device(0)],
         sharing({"0": 150 * GIB}),
-        ("failure", "1 of 1 device is too small: device 0 has 140 GiB, but its models take at least 150 GiB"),
+        ("failure", "device 0 has 140 GiB, and the models there take at least 150 GiB"),
     ),
     "by UUID": (
         [device(0, 126), device(1, 126)],
         sharing({"GPU-1": 20 * GIB}),
-        ("failure", "1 of 1 device is in use by other processes: device 1 has"),
+        ("failure", "device 1 has 126 GiB"),
     ),
     "two devices of a worker": (
         [device(0), device(1, 90)],
         sharing({"0,1": 200 * GIB}),
         (
             "failure",
-            "the devices of 1 of 1 worker are in use by other processes: devices 0, 1 have 90 GiB of 280 GiB taken, but their models take at least 200 GiB",
+            "devices 0, 1 have 90 GiB of 280 GiB taken by other processes, and the models there take at least 200 GiB",
         ),
     ),
     "too large for two": (
         [device(0), device(1)],
         sharing({"0,1": 300 * GIB}),
-        ("failure", "the devices of 1 of 1 worker are too small: devices 0, 1 have 280 GiB"),
+        ("failure", "devices 0, 1 have 280 GiB, and"),
     ),
     "one process only": (
         [device(0), device(1, 0, "Exclusive_Process")],
