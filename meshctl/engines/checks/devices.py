@@ -127,8 +127,10 @@ def _memory(ours: Sequence[Device], requirements: Requirements) -> Iterator[Chec
             remedy = (
                 "split the models over more devices (show-topology lists their bytes), or use smaller ones"
             )
-        state = "failure" if small or full else "warning"
-        yield Check(SUBJECT, "device memory", state, "; ".join(found), remedy)
+        is_failure = bool(small or full)
+        yield Check(
+            SUBJECT, "device memory", "failure" if is_failure else "warning", "; ".join(found), remedy
+        )
 
 
 def _compute_mode(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:
