@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics.health import Check, State
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.fork import output_of
 from meshctl.engines.checks.requirements import GIB, Requirements, amount, names_in
@@ -121,16 +121,13 @@ def _memory(ours: Sequence[Device], requirements: Requirements) -> Iterator[Chec
             full.append(f"{have} {amount(taken)} of {amount(total)} taken by other processes, {takes}")
         elif taken > MAX_USED_BYTES and not size:
             used.append(f"{have} {amount(taken)} of {amount(total)} taken by other processes")
-    if found := small or full or used:
+    if small:
+        remedy = "split the models over more devices (show-topology lists their bytes), or use smaller ones"
+        yield Check(SUBJECT, "device memory", "failure", "; ".join(small), remedy)
+    elif full or used:
+        state: State = "failure" if full else "warning"
         remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
-        if small:
-            remedy = (
-                "split the models over more devices (show-topology lists their bytes), or use smaller ones"
-            )
-        is_failure = bool(small or full)
-        yield Check(
-            SUBJECT, "device memory", "failure" if is_failure else "warning", "; ".join(found), remedy
-        )
+        yield Check(SUBJECT, "device memory", state, "; ".join(full or used), remedy)
 
 
 def _compute_mode(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:

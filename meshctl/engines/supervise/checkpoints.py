@@ -10,7 +10,6 @@ becomes `latest`, and older checkpoints are deleted.
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections.abc import Callable, Collection
 from typing import Any
@@ -21,8 +20,6 @@ from meshctl.engines.supervise.judge import Judge
 from meshctl.plan.resume_differences import facts_of
 from meshctl.run.checkpoints.saved import Manifest
 from meshctl.run.events import Event, Journal
-
-NUMBERS = re.compile(r"[\d,]+")
 
 
 class Checkpoints:
@@ -50,8 +47,8 @@ class Checkpoints:
         """The step of the newest checkpoint; None without one."""
         self._next = math.inf
         """Time of the next checkpoint, with a time in `run.checkpoint.every`."""
-        self._failure, self._failed = "", list[int]()
-        """The reason that the newest checkpoints were not written, without files and numbers; their steps."""
+        self._failed: list[int] = []
+        """The steps of the newest checkpoints, which were not written. The first one has a warning."""
 
     def add(self, event: Event) -> None:
         """Notes a `saved` or `unsaved` event of a worker."""
@@ -93,16 +90,9 @@ class Checkpoints:
             if reason := self._failures.get(step):
                 del self._saved[step]
                 shutil.rmtree(self._run.checkpoint(step), ignore_errors=True)
-                self._warn_once(step, reason)
-
-    def _warn_once(self, step: int, reason: str) -> None:
-        """Warns of a checkpoint that could not be written, unless the one before had the same reason."""
-        self._failed.append(step)
-        files = re.escape(str(self._run.checkpoint(step))) + "[^:]*"
-        kind = NUMBERS.sub("", re.sub(files, "", reason))
-        if kind != self._failure:
-            self._failure = kind
-            self._warn(f"the checkpoint of step {step} could not be written: {reason}")
+                self._failed.append(step)
+                if len(self._failed) == 1:
+                    self._warn(f"the checkpoint of step {step} could not be written: {reason}")
 
     def _publish(self, step: int) -> None:
         if self._recipe is None:
@@ -119,7 +109,7 @@ class Checkpoints:
             if len(self._failed) > 1:
                 lost = f"{len(self._failed)} before it, from step {self._failed[0]} on, are missing"
                 self._warn(f"the checkpoint of step {step} is written; {lost}")
-            self._failure, self._failed = "", []
+            self._failed = []
         self._published.add(step)
         self._published = {one for one in self._published if self._run.checkpoint(one).is_dir()}
         try:
