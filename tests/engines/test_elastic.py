@@ -163,7 +163,6 @@ def test_a_run_goes_on_without_a_worker_that_fails_again_and_grows_back(where: P
     assert ran.seen() == {step: [*range(12 * step - 12, 12 * step)] for step in range(1, 10)}
 
 
-@pytest.mark.slow
 @pytest.mark.slow_suite
 def test_a_run_goes_on_without_a_worker_that_raises_the_same_exception_twice(where: Path) -> None:
     """Its device may be broken. Another worker that raises it in the same step ends the run: the sample or the code
@@ -183,7 +182,6 @@ def test_a_run_goes_on_without_a_worker_that_raises_the_same_exception_twice(whe
     assert "the same exception was raised in the same step before" in warning.value["text"]
 
 
-@pytest.mark.slow
 @pytest.mark.slow_suite
 @pytest.mark.parametrize(
     ("layout", "smaller", "by_hand"),
@@ -215,7 +213,6 @@ def test_the_metrics_are_those_of_runs_on_each_size(
         assert own["update.loss"] == pytest.approx(others["update.loss"], rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.slow_suite
 @pytest.mark.parametrize("layout", ["{dp_size: auto}", "{fsdp_size: auto}"], ids=["dp", "fsdp"])
 def test_a_group_over_two_nodes(where: Path, layout: str, request: pytest.FixtureRequest) -> None:
@@ -284,7 +281,6 @@ device_files.ROOT = Path.cwd()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.slow_suite
 def test_a_device_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     """The group is a program, because the devices are empty files, which no library can use."""

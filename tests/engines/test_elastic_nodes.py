@@ -23,7 +23,7 @@ from tests.engines.test_commands import ENGINE, agents_of
 from tests.engines.test_elastic import PARTS
 from tests.engines.test_ray import needs_ray, options
 from tests.engines.test_slurm import Slurmed, needs_slurm, slurm
-from tests.engines.test_ssh import LEASE, hosts, is_empty, needs_hosts
+from tests.engines.test_ssh import LEASE, hosts, is_empty, on_hosts
 from tests.hang import HANG_S
 
 __all__ = ["hosts", "slurm"]
@@ -75,10 +75,7 @@ def compared(folder: Path, run: Path, *words: str) -> int:
     return len(rows)
 
 
-@pytest.mark.slow
-@pytest.mark.slow_suite
-@pytest.mark.namespaces
-@needs_hosts
+@on_hosts
 def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path, start: Start) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "slow.py").write_text(SLOW)
@@ -102,7 +99,6 @@ def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path, start:
     assert is_empty(hosts, 10)
 
 
-@pytest.mark.slow
 @pytest.mark.slow_suite
 def test_a_node_that_comes_back_and_fails_its_examination_is_refused(tmp_path: Path, start: Start) -> None:
     """Nodes are commands that the test starts. The layout is dp, and a program runs beside the elastic group."""
@@ -138,7 +134,6 @@ def test_a_node_that_comes_back_and_fails_its_examination_is_refused(tmp_path: P
 
 
 @needs_slurm
-@pytest.mark.slow
 @pytest.mark.slow_suite
 def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_path: Path) -> None:
     for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", RECIPE)):
@@ -167,7 +162,6 @@ def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_
 
 
 @needs_ray
-@pytest.mark.slow
 @pytest.mark.slow_suite
 def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path, start: Start) -> None:
     """The cluster has no other machine for the bundle, until one is added. Ray chooses the node that the lost

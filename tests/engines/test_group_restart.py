@@ -17,7 +17,7 @@ from meshctl.run.events import Event, Follower
 from tests.command_server import Done, call
 from tests.engines.namespaces import Hosts
 from tests.engines.test_exactly_once import rows_of
-from tests.engines.test_ssh import hosts, needs_hosts
+from tests.engines.test_ssh import hosts, on_hosts
 
 __all__ = ["hosts"]
 
@@ -307,9 +307,7 @@ def test_weights_of_earlier_steps_are_those_that_the_steps_had(folder: Path) -> 
         assert rows_of(run) == rows_of(late)
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_a_group_on_another_host_restarts_alone(folder: Path, whole: RunDir, hosts: Hosts) -> None:
     """The groups are on three hosts, with TCP between them."""
     run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=[*EACH_ON_A_NODE, *hosts.options])

@@ -31,7 +31,7 @@ from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
 from tests.engines.node.hub_server import serving
-from tests.engines.test_ssh import LEASE, LONG, THREE, is_empty, needs_hosts, rows
+from tests.engines.test_ssh import LEASE, LONG, THREE, is_empty, on_hosts, rows
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -80,9 +80,7 @@ def has_none_left(limit_s: float = 20) -> bool:
     return not leftovers()
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
     hosts: Hosts, home: Path, ship: list[str], folder: Path
 ) -> None:
@@ -115,9 +113,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
     assert refused.returncode == 4 and "cannot continue from a checkpoint" in refused.stderr, refused.stderr
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_after_any_end_no_copy_remains(hosts: Hosts, ship: list[str], folder: Path, start: Start) -> None:
     launch = start(folder, "launch", "recipe.yaml", *LONG, *ship)
     launch.until("^step 2")
@@ -154,9 +150,7 @@ run: {steps: 1}
 CHAT = {"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]}
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_each_node_downloads_a_model_once(
     hosts: Hosts, home: Path, ship: list[str], folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

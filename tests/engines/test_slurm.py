@@ -26,6 +26,7 @@ from tests.hang import HANG_S
 needs_slurm = pytest.mark.skipif(
     bool(slurm_cluster.missing()), reason=f"needs {', '.join(slurm_cluster.missing())}"
 )
+pytestmark = [needs_slurm, pytest.mark.slow_suite]
 TWO_SETS = RECIPE.replace("ranks: 2,", "ranks: 3,").replace("run:", "cluster: {nodes: 3}\nrun:")
 TWO_SETS = TWO_SETS.replace("samples: 4", "samples: 6")
 """`one` is on the first node only, and `two` on all three: two sets of equal nodes."""
@@ -141,8 +142,6 @@ def environ_of(entry: Path) -> list[str]:
         return []
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_heterogeneous_job_from_submission_to_end(run: Slurmed) -> None:
     launch = run.launched("run.steps=4", "engine.slurm.time=10m", "engine.slurm.lease=600")
     code, output = launch.end()
@@ -184,8 +183,6 @@ def preempt(run: Slurmed) -> None:
     assert "Submitted" in run.cluster.run(*URGENT)
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 @pytest.mark.parametrize(
     ("fault", "state", "cause", "recipe"),
     [
@@ -219,8 +216,6 @@ def test_a_fault_ends_the_job_with_its_cause(
             wait_for(lambda: run.cluster.idle() == 3, "three idle nodes", LIMIT_S)
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_the_login_node_watches_saves_and_stops_a_job(run: Slurmed) -> None:
     run.begun()
     assert run.state()["job"] == {"name": f"Slurm job {run.job}", "phase": "running", "text": "RUNNING"}
@@ -235,8 +230,6 @@ def test_the_login_node_watches_saves_and_stops_a_job(run: Slurmed) -> None:
     assert run.state()["checkpoints"][-1] == steps[-1]  # type: ignore[index]
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_job_in_the_queue_is_shown_and_cancelled(run: Slurmed) -> None:
     done = run.meshctl("launch", "recipe.yaml", "--detach", *ENGINE, "engine.slurm.sbatch=[--hold]")
     assert done.returncode == 0, done.stderr
@@ -248,8 +241,6 @@ def test_a_job_in_the_queue_is_shown_and_cancelled(run: Slurmed) -> None:
     assert run.state()["state"] == "interrupted"
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 @pytest.mark.timeout(900)
 def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
     """The limit becomes short once the run has begun, which takes long on a busy machine. The signal then comes
@@ -276,8 +267,6 @@ def test_a_time_limit_becomes_a_checkpoint_and_a_requeue(run: Slurmed) -> None:
     assert steps == list(range(1, len(steps) + 1)) and 0 < resumed <= len(steps)
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_preempted_job_is_queued_again_and_continues(run: Slurmed) -> None:
     (run.folder / "recipe.yaml").write_text(ONE_SET)
     run.begun("engine.slurm.requeue=true")
@@ -293,8 +282,6 @@ def test_a_preempted_job_is_queued_again_and_continues(run: Slurmed) -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_lost_node_is_started_again(run: Slurmed) -> None:
     done = run.meshctl(
         "launch", "recipe.yaml", "--detach", *ENGINE, LONG[0], "run.steps=400", "run.restarts=2"
@@ -308,8 +295,6 @@ def test_a_lost_node_is_started_again(run: Slurmed) -> None:
     assert [row["step"] for row in run.rows()] == list(range(1, 401))
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_launch_inside_an_allocation_uses_it(run: Slurmed) -> None:
     def launched(nodes: int) -> subprocess.CompletedProcess[str]:
         salloc = ("salloc", f"--nodes={nodes}", "--quiet", sys.executable, "-c", MAIN)
@@ -332,8 +317,6 @@ pathlib.Path(sys.argv[1], name).write_text(os.environ.get("CUDA_VISIBLE_DEVICES"
 """
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_the_devices_of_gres_are_visible_to_workers(run: Slurmed) -> None:
     (run.folder / "show.py").write_text(SHOW)
     (run.folder / "recipe.yaml").write_text(
@@ -348,8 +331,6 @@ def test_the_devices_of_gres_are_visible_to_workers(run: Slurmed) -> None:
     }
 
 
-@needs_slurm
-@pytest.mark.slow_suite
 def test_a_setup_that_fails_names_its_host(run: Slurmed) -> None:
     done = run.meshctl("launch", "recipe.yaml", *ENGINE, "engine.slurm.setup=[cd /nowhere]")
     assert done.returncode == 4, done.stderr

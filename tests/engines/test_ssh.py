@@ -34,6 +34,13 @@ LEASE = "engine.ssh.lease=6"
 needs_hosts = pytest.mark.skipif(bool(namespaces.MISSING), reason=f"needs {', '.join(namespaces.MISSING)}")
 
 
+def on_hosts(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that needs namespaces as hosts."""
+    for mark in (needs_hosts, pytest.mark.namespaces, pytest.mark.slow_suite):
+        test = mark(test)
+    return test
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     with namespaces.hosts(tmp_path_factory.mktemp("hosts"), 3) as found:
@@ -65,9 +72,7 @@ def rows(folder: Path) -> list[dict[str, object]]:
     ]
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_grpo_over_three_hosts_equals_the_run_on_one(hosts: Hosts, tmp_path: Path) -> None:
     for place in ("here", "there"):
         shutil.copytree(ROOT / "recipes" / "arithmetic", tmp_path / place / "arithmetic")
@@ -107,9 +112,7 @@ def process_of(hosts: Hosts, number: int, title: str) -> int:
     raise AssertionError(title)
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 @pytest.mark.parametrize(
     ("fault", "cause"),
     [
@@ -139,9 +142,7 @@ def test_a_fault_ends_everything_with_its_cause(
         hosts.link(1, "up")
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_a_killed_head_and_an_interrupt_leave_nothing(hosts: Hosts, folder: Path, start: Start) -> None:
     launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options, LEASE)
     launch.until("^step 2")
@@ -165,9 +166,7 @@ def test_a_killed_head_and_an_interrupt_leave_nothing(hosts: Hosts, folder: Path
     assert is_empty(hosts, 30)
 
 
-@needs_hosts
-@pytest.mark.namespaces
-@pytest.mark.slow_suite
+@on_hosts
 def test_hosts_that_cannot_start_a_node_are_named(hosts: Hosts, folder: Path) -> None:
     def message(*words: str) -> str:
         done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, *words)
