@@ -2,8 +2,6 @@
 
     node run    consecutive ranks on consecutive nodes, with the same number of ranks and the same devices on
                 each of them; 100,000 consecutive devices of equal nodes are at most three runs
-    boundary    a rank whose node differs from that of the rank before it; the boundaries inside a run are
-                evenly spaced
 
 A look-up costs as much as there are runs, and not as there are ranks.
 """
@@ -13,9 +11,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
-from itertools import pairwise
-from math import lcm
+from functools import cached_property, lru_cache
+from itertools import chain, pairwise, repeat
+from operator import ne
 from typing import Literal, Protocol
 
 from meshctl.dataclass import dataclass
@@ -191,57 +189,30 @@ Reach = Literal["inside", "some", "all"]
 
 def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
     """Finds out if none, some or all process groups of a dim span several nodes."""
-    placement, size, stride = GroupPlacement(runs), mesh.size(dim), mesh.stride(dim)
+    size, stride = mesh.size(dim), mesh.stride(dim)
     if size == 1:
         return "inside"
-    if stride is None or not placement.is_in_order or not _covers_world(mesh, placement.ranks):
-        return _by_group(placement, mesh, dim)
-    return _by_boundaries(runs, size, stride)
+    nodes = _nodes_of_ranks(runs)
+    if stride is None or not GroupPlacement(runs).is_in_order or not _covers_world(mesh, len(nodes)):
+        spans = {len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)}
+    else:  # the first and the last rank of each group, by the fewest slices
+        block, reach = size * stride, (size - 1) * stride
+        if stride * block <= len(nodes):
+            slices = [(slice(at, None, block), slice(at + reach, None, block)) for at in range(stride)]
+        else:
+            starts = range(0, len(nodes), block)
+            slices = [(slice(at, at + stride), slice(at + reach, at + block)) for at in starts]
+        spans = {span for first, last in slices for span in map(ne, nodes[first], nodes[last])}
+    return "some" if len(spans) == 2 else "all" if True in spans else "inside"
+
+
+@lru_cache(maxsize=16)
+def _nodes_of_ranks(runs: tuple[NodeRun, ...]) -> list[int]:
+    repeated = (repeat(run.first_node + place, run.each) for run in runs for place in range(run.nodes))
+    return list(chain.from_iterable(repeated))
 
 
 def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
     """Returns whether the ranks of the mesh are 0 to `ranks` - 1."""
     last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
     return mesh.world_size == ranks and mesh.rank({}) == 0 and mesh.rank(last) == ranks - 1
-
-
-def _by_group(placement: GroupPlacement, mesh: DeviceMesh, dim: str) -> Reach:
-    """Returns the result of `span_nodes` by locating the ranks of process groups one by one."""
-    seen: set[bool] = set()
-    for ranks in mesh.process_groups(dim):
-        seen.add(len({placement.locate(rank).node for rank in ranks}) > 1)
-        if len(seen) == 2:
-            return "some"
-    return "all" if True in seen else "inside"
-
-
-def _by_boundaries(runs: tuple[NodeRun, ...], size: int, stride: int) -> Reach:
-    """Returns the result of `span_nodes` from the boundaries, for nodes that rise with the ranks.
-
-    The process groups are in blocks of size x stride ranks: group j of a block begins at the offset j and
-    reaches (size - 1) x stride further. A boundary at the offset o splits the groups o - reach to o - 1.
-    """
-    split, block, counted, length = 0, 0, 0, size * stride
-    boundaries = list(_boundaries(runs, length))
-    for boundary in boundaries:
-        if boundary // length != block:
-            block, counted = boundary // length, 0  # the groups below `counted` have been looked at
-        at = boundary % length
-        split += max(0, min(at, stride) - max(at - (length - stride), counted))
-        counted = max(counted, min(at, stride))
-    return "inside" if not split else "all" if split == boundaries[-1] // size else "some"
-
-
-def _boundaries(runs: tuple[NodeRun, ...], length: int) -> Iterator[int]:
-    """Yields the boundaries and the number of ranks, in a world in which long runs are shorter: where their
-    boundaries have the same offsets in blocks of `length` ranks again and again, all but two periods are left
-    out."""
-    last_node, left_out = -1, 0
-    for run in runs:
-        period = lcm(run.each, length)
-        more = max(0, run.ranks // period - 2) * period
-        first = run.first_rank - left_out
-        second = first + run.each * (run.first_node == last_node)
-        yield from range(second, first + run.ranks - more, run.each)
-        last_node, left_out = run.last_node, left_out + more
-    yield first + run.ranks - more
