@@ -23,7 +23,7 @@ ROOMS = {
     "losses": 1152,
     "network": 569,
     "plan": 2735,
-    "recipe": 17148,
+    "recipe": 17136,
     "rewards": 943,
     "run": 4024,
     "runtime": 16642,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_374
+TOTAL = 86_362
 TESTS = 66_743
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -151,6 +151,17 @@ class Sources:
             compiled = files(folder, *COMPILED_SUFFIXES)
             yield from (file for file in compiled if file.name.partition(".")[0] == last)
 
+    def statement(self, dotted: str) -> ast.stmt | None:
+        """Returns the statement that binds the last name of a dotted path in its module."""
+        owner, _, name = dotted.rpartition(".")
+        module = self.module(owner) if owner else None
+        return module.names.get(name) if isinstance(module, Module) else None
+
+    def assigned(self, dotted: str) -> ast.expr | None:
+        """Returns the expression that a module assigns to the last name of a dotted path."""
+        statement = self.statement(dotted)
+        return statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+
     def first_missing(self, name: str) -> str:
         """Returns the shortest prefix of a dotted name that does not exist."""
         parts = name.split(".")

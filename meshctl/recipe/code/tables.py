@@ -36,10 +36,7 @@ def names_in(sources: Sources, table: str) -> tuple[str, ...]:
     module = sources.module(table)
     if isinstance(module, Module):
         return tuple(name for name in _names_of_module(module) if name[0].isupper())
-    owner, _, name = table.rpartition(".")
-    module = sources.module(owner)
-    statement = module.names.get(name) if isinstance(module, Module) else None
-    values = _values(statement)
+    values = _values(sources.statement(table))
     names = [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
     return tuple(names) if len(names) == len(values) else ()
 
@@ -47,10 +44,7 @@ def names_in(sources: Sources, table: str) -> tuple[str, ...]:
 def entries_in(sources: Sources, table: str) -> dict[str, str]:
     """Returns the entries of the mapping at a dotted path whose keys and values are texts; none if it cannot
     be read."""
-    owner, _, name = table.rpartition(".")
-    module = None if isinstance(sources.module(table), Module) else sources.module(owner)
-    statement = module.names.get(name) if isinstance(module, Module) else None
-    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    value = sources.assigned(table)
     pairs = zip(value.keys, value.values, strict=True) if isinstance(value, ast.Dict) else ()
     return {
         str(key.value): text.value
@@ -61,11 +55,7 @@ def entries_in(sources: Sources, table: str) -> dict[str, str]:
 
 def literal_in(sources: Sources, table: str) -> Any:
     """Returns the value at a dotted path, if it is a literal; otherwise None."""
-    owner, _, name = table.rpartition(".")
-    module = sources.module(owner)
-    statement = module.names.get(name) if isinstance(module, Module) else None
-    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
-    return literal(value)
+    return literal(sources.assigned(table))
 
 
 class WrongPath(NamedTuple):
@@ -183,8 +173,7 @@ def _spelled_out(sources: Sources, module: Module, annotation: ast.expr | None) 
     if isinstance(statement, ast.ImportFrom):
         path = sources.meaning(module, annotation.id) or ""
         is_near = path.partition(".")[0] == module.name.partition(".")[0]
-        owner = sources.module(path.rpartition(".")[0]) if is_near else None
-        statement = owner.names.get(path.rpartition(".")[2]) if isinstance(owner, Module) else None
+        statement = sources.statement(path) if is_near else None
     return statement.value if isinstance(statement, ast.Assign) else annotation
 
 
@@ -241,7 +230,5 @@ def _names(args: Mapping[str, Any], argument: str) -> Iterator[str]:
 def _of_module(sources: Sources, path: str) -> tuple[str, ...]:
     """Returns the extras that the module of a function declares."""
     owner = path.rpartition(".")[0]
-    module = sources.module(owner) if owner and "$" not in owner else None
-    statement = module.names.get("EXTRA") if isinstance(module, Module) else None
-    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    value = sources.assigned(f"{owner}.EXTRA") if owner and "$" not in owner else None
     return declarations_of({"EXTRA": value}).extra

@@ -29,8 +29,8 @@ from meshctl.recipe.code.modules import (
 
 LIBRARY = "transformers"
 MODELS = f"{LIBRARY}.models"
-SPECIAL_FOLDERS = f"{MODELS}.auto.auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
-"""(module, name) of the pairs of a `model_type` and the folder of its class, where their names differ."""
+SPECIAL_FOLDERS = f"{MODELS}.auto.auto_mappings.SPECIAL_MODEL_TYPE_TO_MODULE_NAME"
+"""The pairs of a `model_type` and the folder of its class, where their names differ."""
 TP_PLAN, EP_PLAN, PP_PLAN = "base_model_tp_plan", "base_model_ep_plan", "base_model_pp_plan"
 PP_PARTS = {"embed_tokens", "layers", "norm"}
 """The modules in the plan of a model that pipeline stages can divide."""
@@ -77,9 +77,7 @@ def folders(sources: Sources, model_type: str) -> Iterator[str]:
     if not re.fullmatch(r"[\w-]+", model_type, re.ASCII):
         return
     yield model_type.replace("-", "_")
-    name, variable = SPECIAL_FOLDERS
-    module = sources.module(name)
-    statement = module.names.get(variable) if isinstance(module, Module) else None
+    statement = sources.statement(SPECIAL_FOLDERS)
     for pair in ast.walk(statement) if statement else ():
         if isinstance(pair, ast.Tuple) and len(pair.elts) == 2 and constant(pair.elts[0]) == model_type:
             yield str(constant(pair.elts[1]))

@@ -37,7 +37,7 @@ def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
     found = sources.follow(dotted)
     if not isinstance(found, str):
         return f"{found[0].name}:{found[1].name}"
-    if isinstance(_assigned(sources, found), ast.Constant):
+    if isinstance(sources.assigned(found), ast.Constant):
         return None
     owner, _, name = found.rpartition(".")
     return f"{owner}:{name}" if owner else None
@@ -57,7 +57,7 @@ def mode_problem(sources: Sources, name: str) -> str:
     found = sources.follow(f"{owner}.{attribute}")
     if not isinstance(found, str):
         return "it is a class" if isinstance(found[1], ast.ClassDef) else "it is a function"
-    value = _assigned(sources, found)
+    value = sources.assigned(found)
     if isinstance(value, ast.Name) and isinstance(
         module.names.get(value.id), (ast.FunctionDef, ast.ClassDef)
     ):
@@ -65,11 +65,3 @@ def mode_problem(sources: Sources, name: str) -> str:
     if isinstance(value, NEVER_MODES):
         return f"it is `{abbreviated(ast.unparse(value), 40)}`"
     return ""
-
-
-def _assigned(sources: Sources, dotted: str) -> ast.expr | None:
-    """Returns the expression that a module assigns to a name."""
-    owner, _, name = dotted.rpartition(".")
-    module = sources.module(owner) if owner else None
-    statement = module.names.get(name) if isinstance(module, Module) else None
-    return statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
