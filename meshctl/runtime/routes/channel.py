@@ -28,7 +28,6 @@ from meshctl.runtime.batch.batch import MARK, Batch
 from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, assembled, realigned
 from meshctl.runtime.routes.end import (
     END,
-    FORWARD,
     REALIGN,
     TABLES,
     VALUES,
@@ -46,7 +45,6 @@ from meshctl.runtime.routes.header import (
     is_cut_by_counts,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
-from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, fill, gather, packed
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, StepHeader, partition_of
@@ -97,6 +95,10 @@ class Channel:
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._last: tuple[Any, Partition | None] = None, None
         """The last partition that follows from numbers of samples alone, behind these numbers."""
+        self._sent_to: dict[int, list[list[int]]] = {}
+        """Part -> its `_destinations`."""
+        self._forwarding: dict[tuple[int, int], list[int]] = {}
+        """(part, producer) -> the ranks of this node that forward it."""
         self._seed = crc32(repr((self.route, *sides)).encode())
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
@@ -110,12 +112,8 @@ class Channel:
         """The ranks of the called component that receive each part."""
 
     @cached_property
-    def paths(self) -> Paths:
-        return Paths(self.context, self._producers, self.consumers)
-
-    @cached_property
     def _shared_write(self) -> SharedWrite:
-        return SharedWrite(self.context, self.job_ranks, self.consumers, self.paths)
+        return SharedWrite(self.context, self._producers, self.consumers)
 
     @cached_property
     def _led(self) -> tuple[int, ...]:
@@ -237,7 +235,11 @@ class Channel:
 
     def _destinations(self, part: int) -> list[list[int]]:
         """Returns the job ranks to which this rank sends a part; those of one list read the same memory."""
-        return self.paths.destinations(part, self._me or 0)
+        found = self._sent_to.get(part)
+        if found is None:
+            found = self.context.destinations(self.context.rank, self.consumers.ranks[part])
+            self._sent_to[part] = found
+        return found
 
     def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
         frame = self._transport.frame(job_ranks, content, is_final=True)
@@ -302,28 +304,18 @@ class Channel:
 
     def _next(self, part: int, producer: int) -> Message:
         """Returns the next frame of a producer, without those of older generations."""
+        rank, key = self._producers[producer], (part, producer)
+        if key not in self._forwarding:
+            self._forwarding[key] = self.context.forwarding(rank, self.consumers.ranks[part])
         while True:
-            message = self._receive_from(part, producer)
+            try:
+                message = _message_of(self.context.receive(rank, self._forwarding[key]))
+            except BuffersHeld as held:
+                raise self._buffers_held(held) from None
             if message is None:
                 raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
-
-    def _receive_from(self, part: int, producer: int) -> Message | None:
-        """Receives a frame from a producer, or from the rank of this node that forwards it."""
-        source = self.job_ranks[producer]
-        peers = self.paths.forwarding(self._consumer_rank, part, producer)
-        if not peers:
-            return _message_of(self._transport.receive_value(source, self._tag))
-        if peers[0] != self._transport.job_rank:
-            return _message_of(self._transport.receive_value(peers[0], self._tag + FORWARD))
-        delivery = self._transport.receive(source, self._tag)
-        message = _message_of(self._transport.decode(delivery, source))
-        try:
-            self._transport.forward(delivery, peers[1:], self._tag + FORWARD)
-        except BuffersHeld as held:
-            raise self._buffers_held(held) from None
-        return message
 
     def _check(self, message: Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:

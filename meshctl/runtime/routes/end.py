@@ -11,7 +11,7 @@ So frames of processes that have ended are recognised (`resumable`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
@@ -78,6 +78,54 @@ class RouteContext:
         """True if one of the two groups may restart while the other one waits."""
         sides = self.producer, self.consumer
         return self.producer.group != self.consumer.group and any(side.is_restartable for side in sides)
+
+    # The paths of what several consumers get. It goes once to each node: on the producer's own node all of
+    # them read the same memory, and to another node it goes to the first of them, which forwards it to the
+    # others. If the producers may restart alone, each consumer receives from them itself, because only some
+    # of the consumers may lack a step then.
+
+    @property
+    def _forwards(self) -> bool:
+        return not (self.is_resumable and self.producer.is_restartable)
+
+    def destinations(self, producer: int, ranks: Sequence[int]) -> list[list[int]]:
+        """Returns the job ranks to which a producing rank sends what some consuming ranks get; those of one
+        list read the same memory."""
+        here = self.producer.node_of(producer)
+        near, far = list[int](), dict[int, int]()
+        for rank in ranks:
+            node, job_rank = self.consumer.node_of(rank), self.consumer.job_rank(rank)
+            if node == here:
+                near.append(job_rank)
+            else:
+                far.setdefault(node if self._forwards else ~rank, job_rank)
+        one_by_one = [[other] for other in far.values()]
+        if near and self.transport.shares_memory(near):
+            return [near, *one_by_one]
+        return [*([other] for other in near), *one_by_one]
+
+    def forwarding(self, producer: int, ranks: Sequence[int]) -> list[int]:
+        """Returns those of the consuming ranks, as job ranks, that are on this rank's node and share what a
+        producing rank sends from another node: the first of them receives and forwards it. Empty if this rank
+        receives from the producer itself."""
+        node = self.consumer.node_of(self.consumer_rank)
+        if self.producer.node_of(producer) == node or not self._forwards:
+            return []
+        peers = [self.consumer.job_rank(peer) for peer in ranks if self.consumer.node_of(peer) == node]
+        return peers if len(peers) > 1 else []
+
+    def receive(self, producer: int, peers: Sequence[int]) -> Any:
+        """Returns the next value of a producing rank, from itself or from the one of `peers` that forwards
+        it. Raises `PeerLost`, and `BuffersHeld`."""
+        transport, source = self.transport, self.producer.job_rank(producer)
+        if not peers:
+            return transport.receive_value(source, self.first_tag + VALUES)
+        if peers[0] != transport.job_rank:
+            return transport.receive_value(peers[0], self.first_tag + FORWARD)
+        delivery = transport.receive(source, self.first_tag + VALUES)
+        value = transport.decode(delivery, source)
+        transport.forward(delivery, peers[1:], self.first_tag + FORWARD)
+        return value
 
 
 class StreamEnd:

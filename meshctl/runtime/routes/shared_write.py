@@ -7,18 +7,17 @@ into it, and then send the consumers a frame without rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
-from meshctl.runtime.routes.paths import Paths
 from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_bytes
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
-from meshctl.runtime.transports.transport import Lease
 from meshctl.topology.consumers import ConsumerParts
 
 SHARED_PART_MIN_BYTES = 1 << 20
@@ -30,63 +29,57 @@ class SharedWrite:
     """Writes those parts of one route that several producers hold. The producers and all consumers of such a
     part share memory, and the consumers cannot map the columns of the producers as they are."""
 
-    def __init__(
-        self, context: RouteContext, job_ranks: Sequence[int], consumers: ConsumerParts, paths: Paths
-    ) -> None:
-        """`job_ranks` are those of the producers, in their order."""
-        self._transport, self._tag, self._consumer = context.transport, context.first_tag, context.consumer
-        self._job_ranks, self._consumers, self._paths = job_ranks, consumers, paths
+    def __init__(self, context: RouteContext, producers: Sequence[int], consumers: ConsumerParts) -> None:
+        """`producers` are the ranks that send, in their order."""
+        self._context, self._transport, self._tag = context, context.transport, context.first_tag
+        self._producers, self._consumers = producers, consumers
+        self._can_write = cache(self._can_write_together)
 
     def schema_of(self, header: StepHeader, part: int) -> Schema | None:
         """Returns the columns of a part that several producers write into one frame; None for other parts."""
         producers, leader = header.partition.producers[part], self._consumers.leaders[part]
-        leading = header.headers[leader].schema
-        if len(producers) < 2 or leading is None:
+        if len(producers) < 2 or header.headers[leader].schema is None:
             return None
-        if not self._paths.can_write_together(part, producers):
+        if not self._can_write(part, producers):
             return None
         schema = header.schema_of(part)
         return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
+
+    def _can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
+        """Returns whether some producers, the leader of a part and all of its consumers are on one node and
+        can use the same frame. Where a group may restart, each producer sends alone, also once more."""
+        context, writers = self._context, {self._consumers.leaders[part], *producers}
+        if context.is_resumable:
+            return False
+        ranks = [self._producers[writer] for writer in writers]
+        nodes = {context.producer.node_of(rank) for rank in ranks}
+        nodes |= {context.consumer.node_of(rank) for rank in self._consumers.ranks[part]}
+        job_ranks = [*map(context.producer.job_rank, ranks), *self._readers(part)]
+        return len(nodes) == 1 and self._transport.shares_memory(job_ranks)
 
     def send(
         self, header: StepHeader, content: list[Any], part: int, me: int, value: Batch, schema: Schema
     ) -> int:
         """Writes the rows of producer `me` into the frame of the leader, and returns their bytes. `content`
         is that of a frame without a batch."""
-        ranges = header.partition.held(part, me)
-        leader, readers = self._consumers.leaders[part], self._readers(part)
+        ranges, readers = header.partition.held(part, me), self._readers(part)
+        leader, tag = self._consumers.leaders[part], self._tag + SHARED_WRITE
+        job_rank = self._context.producer.job_rank
         if leader != me:
-            written = _fill(self._invitation(leader), value, ranges)
+            laid_out = self._transport.receive(job_rank(self._producers[leader]), tag).frame
+            written = _fill(laid_out, value, ranges)
             self._transport.send(readers, self._tag + VALUES, Frame(content))
             return written
         frame = Frame([*content[:3], _laid_out(header, part, schema)])
-        lease = self._lease(header, part, me, frame.nbytes)
-        frame.write(lease.frame)
-        self._invite(lease, header, part, me)
+        others = [other for other in header.partition.producers[part] if other != me]
+        writers = [job_rank(self._producers[other]) for other in others]
+        lease = self._transport.lay_out(readers, self._tag, frame, writers, tag)
         written = _fill(lease.frame, value, ranges)
         self._transport.deliver(lease)
         return written
 
     def _readers(self, part: int) -> list[int]:
-        return [self._consumer.job_rank(rank) for rank in self._consumers.ranks[part]]
-
-    def _writers(self, header: StepHeader, part: int, me: int) -> list[int]:
-        return [self._job_ranks[other] for other in header.partition.producers[part] if other != me]
-
-    def _lease(self, header: StepHeader, part: int, me: int, nbytes: int) -> Lease:
-        """Returns memory for the frame of a part that this producer, `me`, leads."""
-        readers, writers = self._readers(part), self._writers(header, part, me)
-        tag = self._tag + SHARED_WRITE
-        return self._transport.lease(readers, self._tag, nbytes, writers=writers, writer_tag=tag)
-
-    def _invite(self, lease: Lease, header: StepHeader, part: int, me: int) -> None:
-        """Lets the other producers of a part write to its frame."""
-        for writer in self._writers(header, part, me):
-            self._transport.invite(lease, writer, self._tag + SHARED_WRITE)
-
-    def _invitation(self, leader: int) -> Tensor:
-        """Returns the frame that the leader of a part has laid out."""
-        return self._transport.receive(self._job_ranks[leader], self._tag + SHARED_WRITE).frame
+        return [*map(self._context.consumer.job_rank, self._consumers.ranks[part])]
 
 
 def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:

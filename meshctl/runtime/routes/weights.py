@@ -44,7 +44,6 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.routes import sync_plan
 from meshctl.runtime.routes.end import (
-    FORWARD,
     SHARED_WRITE,
     SHARED_WRITE_MIN_BYTES,
     VALUES,
@@ -54,11 +53,11 @@ from meshctl.runtime.routes.end import (
 from meshctl.runtime.routes.negotiation import Weights, negotiate
 from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan, layout_of
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, on_device, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import UNBOUNDED
 from meshctl.runtime.transports.errors import BuffersHeld
-from meshctl.runtime.transports.transport import Delivery, Lease, flat
+from meshctl.runtime.transports.transport import Lease, flat
 from meshctl.topology.memory import MAX_BUCKET_BYTES
 from meshctl.topology.samples import RouteError
 
@@ -118,20 +117,6 @@ class _Buckets:
         """Returns the job ranks of a bucket's consumers."""
         return [self.context.consumer.job_rank(consumer) for consumer in bucket.consumers]
 
-    def is_forwarded(self, bucket: Bucket, producer: int) -> bool:
-        """Returns whether the first consumer forwards what a producer sends: all consumers of a bucket are on
-        one node, and the producer is on another."""
-        return len(bucket.consumers) > 1 and not self._is_near(bucket, producer)
-
-    def destinations(self, bucket: Bucket, producer: int) -> list[list[int]]:
-        """Returns the job ranks to which a producer sends; those of one list read the same memory."""
-        readers = self.readers(bucket)
-        if self.is_forwarded(bucket, producer):
-            return [readers[:1]]
-        if self._is_near(bucket, producer) and self.context.transport.shares_memory(readers):
-            return [readers]
-        return [[reader] for reader in readers]
-
     def is_shared(self, bucket: Bucket) -> bool:
         """Returns whether the producers of a bucket write one frame: where they and its consumers share
         memory, and tensors do not go from device to device without it."""
@@ -140,14 +125,11 @@ class _Buckets:
         device_type = self.context.producer.device_type
         if device_type == self.context.consumer.device_type and device_type in DEVICES:
             return False
-        if not all(self._is_near(bucket, producer) for producer in bucket.producers):
+        node = self.context.consumer.node_of(bucket.consumers[0])
+        if any(self.context.producer.node_of(producer) != node for producer in bucket.producers):
             return False
         writers = [self.context.producer.job_rank(producer) for producer in bucket.producers]
         return self.context.transport.shares_memory([*self.readers(bucket), *writers])
-
-    def _is_near(self, bucket: Bucket, producer: int) -> bool:
-        node = self.context.consumer.node_of(bucket.consumers[0])
-        return self.context.producer.node_of(producer) == node
 
 
 class WeightChannel:
@@ -281,7 +263,7 @@ class WeightChannel:
         self.bytes_sent += sum(tensor.nbytes for tensor in own)
         head = [self._generation, self.last_sent, sums]
         if not self._buckets.is_shared(bucket):
-            for job_ranks in self._buckets.destinations(bucket, me):
+            for job_ranks in self._context.destinations(me, bucket.consumers):
                 frame = self._transport.frame(job_ranks, [*head, own])
                 self._transport.send(job_ranks, self._tag + VALUES, frame)
         elif bucket.leader == me:
@@ -293,7 +275,7 @@ class WeightChannel:
             self._transport.send(self._buckets.readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
     def _lay_out(self, bucket: Bucket, head: list[Any]) -> Lease:
-        """Leases the frame of a bucket and invites the other producers to write to it."""
+        """Leases the frame of a bucket, and lets the other producers write to it."""
         empty = [
             torch.empty(item.shard.size, dtype=self._plan.parameters[item.name].dtype, device="meta")
             for item in bucket.items
@@ -301,16 +283,13 @@ class WeightChannel:
         frame = Frame([*head, empty])
         others = [self._context.producer.job_rank(each) for each in bucket.producers if each != bucket.leader]
         readers, tag = self._buckets.readers(bucket), self._tag + SHARED_WRITE
-        lease = self._transport.lease(readers, self._tag, frame.nbytes, writers=others, writer_tag=tag)
-        frame.write(lease.frame)
-        for other in others:
-            self._transport.invite(lease, other, tag)
-        return lease
+        return self._transport.lay_out(readers, self._tag, frame, others, tag)
 
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
         """Returns the items of a bucket in the frame that its leader laid out."""
         leader = self._context.producer.job_rank(bucket.leader)
-        message = self._next(leader, partial(self._receive_from, leader, SHARED_WRITE), self.last_sent)
+        receive = partial(self._transport.receive_value, leader, self._tag + SHARED_WRITE)
+        message = self._next(leader, receive, self.last_sent)
         self._check(message, leader, bucket, [item.shard for item in bucket.items])
         return message.tensors
 
@@ -372,7 +351,8 @@ class WeightChannel:
         found: list[Arrived] = [[] for _ in bucket.items]
         for producer in producers:
             sender = self._context.producer.job_rank(producer)
-            message = self._next(sender, partial(self._receive_bucket, bucket, producer, sender), version)
+            peers = self._context.forwarding(producer, bucket.consumers)
+            message = self._next(sender, partial(self._context.receive, producer, peers), version)
             parts = self._plan.parts(bucket, producer)
             if not is_shared:
                 self._check(message, sender, bucket, parts)
@@ -386,31 +366,6 @@ class WeightChannel:
                 self._verify(message, sender, bucket, parts, found)
         return found
 
-    def _receive_bucket(self, bucket: Bucket, producer: int, sender: int) -> Any:
-        """Receives the frame of a producer; the first consumer forwards it to the others where it comes from
-        another node."""
-        if not self._buckets.is_forwarded(bucket, producer):
-            return self._receive_from(sender, VALUES)
-        first, *others = self._buckets.readers(bucket)
-        if self._transport.job_rank != first:
-            return self._receive_from(first, FORWARD)
-        delivery = self._transport.receive(sender, self._tag + VALUES)
-        value = self._value(delivery, sender)
-        try:
-            self._transport.forward(delivery, others, self._tag + FORWARD)
-        except BuffersHeld as held:
-            raise self._buffers_held(held) from None
-        return value
-
-    def _receive_from(self, job_rank: int, tag: int) -> Any:
-        return self._value(self._transport.receive(job_rank, self._tag + tag), job_rank)
-
-    def _value(self, delivery: Delivery, job_rank: int) -> Any:
-        try:
-            return delivery.value(self._transport.context.device)
-        except FrameError as error:
-            raise self._malformed(job_rank, str(error)) from None
-
     # Checking
 
     def _next(self, job_rank: int, receive: Callable[[], Any], step: int) -> _Message:
@@ -418,7 +373,10 @@ class WeightChannel:
         of dropped steps are skipped. Raises `RouteError`."""
         while True:
             begin = time.perf_counter()
-            value = receive()
+            try:
+                value = receive()
+            except BuffersHeld as held:
+                raise self._buffers_held(held) from None
             self.seconds_waited += time.perf_counter() - begin
             if not isinstance(value, list) or [type(part) for part in value] != [int, int, list, list]:
                 raise self._malformed(job_rank, "no step, sums and tensors")

@@ -151,20 +151,23 @@ class DataPlane:
         nobody writes to the value's tensors any more. Raises `FrameError`."""
         return Frame(value, partial(self._transport_of(to).accepts, to, is_final))
 
-    def lease(
-        self,
-        to: Sequence[int],
-        tag: int,
-        nbytes: int,
-        out_of_band: Sequence[Tensor] = (),
-        writers: Sequence[int] = (),
-        writer_tag: int = -1,
-    ) -> Lease:
-        """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each, and
-        of each job rank in `writers`, which are invited to write to it under `writer_tag`. Raises `PeerLost`,
-        `BuffersHeld` and `OutOfMemory`."""
-        self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
+    def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
+        """Returns memory for a frame to some job ranks, all of one transport. Waits for a slot of each.
+        Raises `PeerLost`, `BuffersHeld` and `OutOfMemory`."""
+        self._take_slots([(other, tag) for other in to])
         return self._transport_of(to).lease(to, tag, nbytes, out_of_band)
+
+    def lay_out(
+        self, to: Sequence[int], tag: int, frame: Frame, writers: Sequence[int], writer_tag: int
+    ) -> Lease:
+        """Leases memory for a frame and writes it, before it is delivered, with the help of other job ranks:
+        they receive it under `writer_tag`, and write to it. Waits for a slot of each. Raises as `lease`."""
+        self._take_slots([(other, tag) for other in to] + [(other, writer_tag) for other in writers])
+        lease = self._transport_of(to).lease(to, tag, frame.nbytes)
+        frame.write(lease.frame)
+        for writer in writers:
+            self.transport_to(writer).post(writer, writer_tag, lease, write=True)
+        return lease
 
     def deliver(self, lease: Lease) -> None:
         """Sends a leased frame. Its memory belongs to the receivers from then on."""
@@ -185,11 +188,6 @@ class DataPlane:
         lease = self.lease(to, tag, len(delivery.frame))
         copy(lease.frame, delivery.frame)
         self.deliver(lease)
-
-    def invite(self, lease: Lease, writer: int, tag: int) -> None:
-        """Lets one of the writers write to a frame that is not delivered yet; it receives the frame under
-        `tag`."""
-        self.transport_to(writer).post(writer, tag, lease, write=True)
 
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
         """Sends a frame, whose tensors may change afterwards. Raises what `lease` raises."""

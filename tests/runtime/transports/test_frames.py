@@ -17,7 +17,7 @@ from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
 from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator
-from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.tcp import connection
@@ -287,17 +287,16 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
 
     def leader(worker: Worker) -> bool:
         for step in range(steps):
-            lease = worker.transport.lease(consumers, TAG, nbytes)
-            for writer in (1, 4):
-                worker.transport.invite(lease, writer, BACK)
-            lease.frame[:part] = pattern(part, step)
+            empty = Frame(torch.empty(nbytes, dtype=torch.uint8, device="meta"))
+            lease = worker.transport.lay_out(consumers, TAG, empty, (1, 4), BACK)
+            unpack(lease.frame)[:part] = pattern(part, step)
             worker.transport.deliver(lease)
         return True
 
     def writer(index: int) -> Callable[[Worker], bool]:
         def work(worker: Worker) -> bool:
             for step in range(steps):
-                frame = worker.transport.receive(0, BACK).frame
+                frame = worker.transport.receive_value(0, BACK)
                 frame[index * part : (index + 1) * part] = pattern(part, step + index)
                 for job_rank in consumers:
                     send_frame(worker, (job_rank,), torch.zeros(1, dtype=torch.uint8), TAG + 2 + index)
@@ -307,7 +306,7 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
         return work
 
     def is_right(worker: Worker, step: int) -> bool:
-        frame = worker.transport.receive(0, TAG).frame
+        frame = worker.transport.receive_value(0, TAG)
         for job_rank, index in ((1, 1), (4, 2)):
             worker.transport.receive(job_rank, TAG + 2 + index)
         return torch.equal(frame, torch.cat([pattern(part, step + index) for index in range(3)]))
