@@ -361,17 +361,10 @@ class WaitTimes:
 
     def move_to(self, report: StepReport) -> None:
         """Adds the waits since the last call to the report of a step."""
-        awaited, full, peers, others = self._sums
-        others.clear()
-        if awaited:
-            report.awaited = awaited.copy()
-            awaited.clear()
-        if full:
-            report.full = full.copy()
-            full.clear()
-        if peers:
-            report.peers = peers.copy()
-            peers.clear()
+        sums = [sums.copy() for sums in self._sums]
+        report.awaited, report.full, report.peers, _ = sums
+        for one in self._sums:
+            one.clear()
 
     def _kind_of(self, tag: int) -> tuple[int, str]:
         routes = self._plan.routes

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import field
 from datetime import timedelta
@@ -134,28 +134,6 @@ def suffix_of(generation: int) -> str:
     return f"/{generation}" if generation else ""
 
 
-@dataclass(frozen=True)
-class GroupPair:
-    """Two groups, or a single one, and the routes that connect their workers."""
-
-    groups: tuple[str, ...]
-    routes: tuple[Route, ...]
-
-
-def group_pairs(plan: Plan) -> Iterator[GroupPair]:
-    """Yields the single groups and the pairs of groups whose workers share routes, single groups first."""
-    found: dict[tuple[str, ...], list[Route]] = {}
-    for route in plan.routes:
-        source, target = plan.stage(route.source), plan.stage(route.target)
-        consumer = plan.component(source.to if route.kind == "weights" else target.component).group
-        producer = plan.group_of(source)
-        for pair in {tuple(sorted({producer, consumer})), (producer,), (consumer,)}:
-            if sum(plan.group(name).workers for name in pair) > 1:
-                found.setdefault(pair, []).append(route)
-    for pair in sorted(found, key=lambda pair: (len(pair), pair)):
-        yield GroupPair(pair, tuple(found[pair]))
-
-
 def connect_all(
     plan: Plan,
     job_rank: int,
@@ -225,9 +203,10 @@ class Handshake:
         name, _ = self.plan.group_and_rank(self.job_rank)
         return name
 
-    @property
-    def _pairs(self) -> list[GroupPair]:
-        return [pair for pair in group_pairs(self.plan) if self._group in pair.groups]
+    @cached_property
+    def _routes(self) -> list[Route]:
+        """The routes from and to this worker's group."""
+        return [route for route in self.plan.routes if self._group in self.plan.ends_of(route)]
 
     @property
     def _token(self) -> str:
@@ -238,7 +217,7 @@ class Handshake:
         """Returns the job ranks that this one shares routes with: on its node, itself included, and
         elsewhere."""
         node = self.plan.node_of(*self.plan.group_and_rank(self.job_rank))
-        names = {name for pair in self._pairs for name in pair.groups}
+        names = {name for route in self._routes for name in self.plan.ends_of(route)}
         if self.plan.run.has_all_checks:
             names.add(self._group)
         near = {worker.job_rank for name in names for worker in self.plan.workers(name, node)}
@@ -358,12 +337,12 @@ class Handshake:
     @cached_property
     def _mode_digests(self) -> dict[str, str]:
         """Route -> a digest of the source of the user's modes on it."""
-        return source_digests(self.plan, (route for pair in self._pairs for route in pair.routes))
+        return source_digests(self.plan, self._routes)
 
     def _check_agrees(self, where: str, other: int, theirs: Mapping[str, Any]) -> None:
         name = _name(self.plan, other)
         if theirs["plan"] != self.plan.digest:
-            routes = ", ".join(f"`{route.name}`" for pair in self._pairs for route in pair.routes)
+            routes = ", ".join(f"`{route.name}`" for route in self._routes)
             raise ConnectError(f"{where}: {name} runs another plan of the routes {routes}")
         known = self.generations.get(self.plan.group_and_rank(other)[0], 0)
         if theirs["generation"] != known:

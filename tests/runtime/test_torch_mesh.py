@@ -170,15 +170,6 @@ def test_what_is_no_mesh_of_torchs_is_an_error_of_ours() -> None:
         mesh["tp"].flatten(name="part").to_torch()
 
 
-def test_ranks_that_fall_are_no_mesh_of_torchs() -> None:
-    """torch 2.13 accepts such ranks, and loads a checkpoint of a DTensor with its shards exchanged."""
-    with (
-        fake_world(4, 0),
-        pytest.raises(MeshError, match="ascending ranks in a process group, but along tp here they are 3, 2"),
-    ):
-        DeviceMesh.from_ranks([[0, 1], [3, 2]], ("dp", "tp")).to_torch()
-
-
 ALONE = """
 import torch, warnings
 from meshctl import Component

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -232,12 +231,6 @@ def test_columns_that_make_no_tensordict(names: tuple[str, ...]) -> None:
         BatchError, match="is nested in a name that is a column itself, or has columns nested in it"
     ):
         Batch({name: torch.zeros(1) for name in names}).to_tensordict()
-
-
-def test_nothing_is_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
-        monkeypatch.setattr(pickle, name, None)
-    assert facts(Batch.from_tensordict(whole().to_tensordict())) == facts(whole())
 
 
 def test_the_library_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,10 +144,6 @@ def take(memory: DeviceMemory, store: Store) -> None:
         piece.close()
 
 
-def test_two_processes_share_the_standin() -> None:
-    together(share, "standin", (0, 0))
-
-
 @gpus(1)
 def test_two_processes_share_a_device() -> None:
     together(share, "cuda", (0, 0))

@@ -58,15 +58,6 @@ def test_the_end_of_a_tensor_is_that_of_the_last_thing_derived_from_it(kind: str
     assert ended == [threading.get_ident()] and not alive() and {*from_address._kept} <= before
 
 
-def test_a_tensor_may_end_on_another_thread() -> None:
-    ended: list[int] = []
-    box = [Owner(100).view(ended)]
-    thread = threading.Thread(target=box.clear)
-    thread.start()
-    thread.join()
-    assert len(ended) == 1 and ended != [threading.get_ident()]
-
-
 def test_a_tensor_may_end_in_autograds_thread_and_in_the_collector() -> None:
     ended: list[int] = []
 
@@ -95,14 +86,6 @@ def test_it_shows_the_memory_itself() -> None:
     )
 
 
-def test_no_bytes_are_a_tensor_too() -> None:
-    ended: list[int] = []
-    view = tensor_at(0, 0, CPU, None, lambda: ended.append(1))
-    assert view.shape == (0,) and not ended
-    del view
-    assert ended == [1]
-
-
 def test_what_is_refused_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {*from_address._kept}
     monkeypatch.setattr(from_address, "_CPU", 99)
@@ -111,6 +94,7 @@ def test_what_is_refused_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {*from_address._kept} <= before
 
 
+@pytest.mark.slow_suite
 def test_tensors_may_outlive_everything_in_silence() -> None:
     program = """
 import torch

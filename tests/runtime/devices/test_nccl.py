@@ -173,8 +173,7 @@ def message(producer: int, consumer: int, number: int, large: bool) -> list[Tens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("size", "seed"), [(2, 0), (3, 1), (4, 2)])
 def test_transfers_in_any_order_arrive_whole_and_in_the_order_of_their_pair(
     tmp_path: Path, size: int, seed: int
 ) -> None:

@@ -128,17 +128,6 @@ def test_any_other_message_is_an_error_that_names_its_sender(path: tuple[Any, ..
         assert path[:1] == ("headers",) or len(found.value) <= 4
 
 
-@settings(max_examples=examples(30, 100))
-@given(st.sampled_from([*paths(closed(opened()))]), st.sampled_from(ODD))
-def test_nor_does_it_help_to_leave_the_digest_as_it_was(path: tuple[Any, ...], odd: Any) -> None:
-    try:
-        found = received(changed(closed(opened()), path, odd))
-    except PeerLost as error:
-        assert "job rank 0 sent" in str(error)
-    else:
-        assert (path == (3,) and found.value is BATCH) or len(found.value) == 4
-
-
 @settings(max_examples=examples(50, 200))
 @given(st.binary(max_size=40), st.integers(0, 300), st.integers(0, 7))
 def test_a_row_of_turned_bits_is_a_row_or_none(more: bytes, at: int, bit: int) -> None:
@@ -231,12 +220,6 @@ def test_runs_that_nobody_has_are_no_table(parts: Any) -> None:
     assert decode_table([*rows, b"", encode_parts(PARTS)], 2, 2) is None
 
 
-@pytest.mark.parametrize("row", [b"", b"\xc1", 7, None, "text", [[], []]])
-def test_a_row_behind_the_headers_that_is_no_parts_is_no_table(row: Any) -> None:
-    header = encode(describe(Batch({"x": torch.ones(2)}, ids=torch.arange(2)), Dispatch(), alone=True))
-    assert decode_table([header, header, row], 2, 2) is None
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -250,12 +233,6 @@ def test_a_row_behind_the_headers_that_is_no_parts_is_no_table(row: Any) -> None
 )
 def test_a_form_of_more_than_can_be_is_none(form: list[Any]) -> None:
     assert decode_schema(bytes_of(pack(form))) is None
-
-
-def test_a_group_is_a_part_of_an_id() -> None:
-    form = bytes_of(pack([[], 2, {}, {}, None, None, []]))
-    assert decode(bytes_of(pack([form, torch.zeros(3, 2, dtype=torch.int64), []])))
-    assert decode(bytes_of(pack([form, torch.zeros(3, 1, dtype=torch.int64), []]))) is None
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])

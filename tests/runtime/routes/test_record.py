@@ -75,6 +75,7 @@ VALUES: dict[str, Any] = {
     "scalar": torch.tensor(3.5),
     "list": [1.5, "a"],
     "none": None,
+    "end": END,
 }
 
 
@@ -84,11 +85,6 @@ def test_a_value_comes_back_as_it_was(value: Any, tmp_path: Path) -> None:
     back, weight = read(tmp_path / "new" / "0-of-1.safetensors")
     assert same(value, back) and weight == 2.5
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["0-of-1.safetensors"]
-
-
-def test_the_end_of_a_stream_comes_back(tmp_path: Path) -> None:
-    write(tmp_path / "file", END, 1.0, {})
-    assert read(tmp_path / "file")[0] is END
 
 
 def test_whoever_changes_what_was_read_does_not_change_the_file(tmp_path: Path) -> None:
@@ -208,11 +204,6 @@ def test_the_steps_that_a_recording_is_good_for(
 ) -> None:
     found = covered(two_groups(every), {"batch -> there": steps})
     assert (found.after, found.last, found.lacking.get("batch -> there", ())) == (after, last, lacking)
-
-
-def test_a_route_that_runs_at_some_time_lacks_nothing() -> None:
-    found = covered(two_groups(when="end"), {"batch -> there": [9]})
-    assert (found.after, found.last, found.lacking) == (0, 9, {})
 
 
 def test_what_is_left_of_a_plan() -> None:

@@ -9,7 +9,6 @@ import gc
 import os
 import resource
 import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -124,26 +123,6 @@ def test_no_block_is_leased_twice_at_once(steps: list[tuple[str, int, set[int], 
     arena.close()
 
 
-def test_holders_release_blocks_from_many_threads_while_blocks_are_allocated(arena: Arena) -> None:
-    wrong: list[str] = []
-    for _ in range(100):
-        blocks = [arena.take("use", 10, {0, 1, 2, 3}) for _ in range(4)]
-        if len({block.number for block in blocks}) < len(blocks):
-            wrong.append("lent twice")
-
-        def send_frame(holder: int, numbers: list[int]) -> None:
-            for number in numbers:
-                arena.give_back(number, holder)
-
-        numbers = [block.number for block in blocks]
-        threads = [threading.Thread(target=send_frame, args=(holder, numbers)) for holder in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong and arena.stats().nbytes == 4 * GRAIN
-
-
 def derived(view: torch.Tensor) -> dict[str, Any]:
     return {
         "slice": view[3:5],
@@ -167,18 +146,6 @@ def test_the_end_of_a_view_is_that_of_the_last_thing_derived_from_it(arena: Aren
     del kept
     gc.collect()
     assert ended == [1]
-
-
-@given(st.integers(-3, GRAIN + 3) | st.integers(), st.integers(-3, GRAIN + 3) | st.integers())
-def test_a_view_lies_in_its_block_or_there_is_none(at: int, nbytes: int) -> None:
-    arena = Arena()
-    block = arena.take("use", 1, {1})
-    if 0 <= at <= at + nbytes <= GRAIN:
-        assert len(block.memory.view(at, nbytes)) == nbytes
-    else:
-        with pytest.raises(ArenaError, match=f"of {GRAIN}"):
-            block.memory.view(at, nbytes)
-    arena.close()
 
 
 def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) -> int:
@@ -460,15 +427,6 @@ def test_memory_that_is_allocated_again_may_be_written(block: Block, has_digests
     sent.add(block, 0, GRAIN)
 
 
-@pytest.mark.parametrize("nbytes", [1, 31, 33, 100])
-def test_small_ranges_are_compared_whole(block: Block, nbytes: int) -> None:
-    sent = SentMemory(has_digests=False)
-    sent.add(block, 64, 64 + nbytes)
-    numbers(block)[64 + nbytes - 1] += 1
-    with pytest.raises(SentMemoryWritten):
-        sent.add(block, 64, 64 + nbytes)
-
-
 @pytest.mark.slow
 def test_a_producer_that_reuses_its_memory_is_refused_and_one_that_allocates_is_not() -> None:
     def producer(worker: Worker) -> list[str]:
@@ -626,46 +584,6 @@ def test_what_several_made_where_it_is_read_is_mapped_one_after_another(
     assert returned[producers:] == [
         [mapped or (alone < producers and rank // replicas != first), True] for rank in range(2 * replicas)
     ]
-
-
-@pytest.mark.slow
-def test_a_strip_goes_with_the_block_that_a_larger_one_replaces() -> None:
-    def producer(worker: Worker) -> None:
-        for nbytes in (GRAIN, 2 * GRAIN):
-            worker.transport.send(
-                (2,),
-                TAG,
-                worker.transport.frame((2,), worker.transport.alloc(nbytes).fill_(7), is_final=True),
-            )
-            worker.receive()
-            worker.poll()
-            for block in [*worker.way.pool.registered.values()]:
-                worker.way.pool.arena.discard(block)
-            worker.report("discarded")
-
-    def consumer(worker: Worker) -> list[int]:
-        counts = []
-        for _ in range(2):
-            joined = worker.transport.concat(
-                [worker.transport.receive_value(0, TAG), worker.transport.receive_value(1, TAG)]
-            )
-            assert (joined == 7).all()
-            counts.append(len(worker.way.mapped_concat.addresses))
-            del joined
-            worker.report("read")
-            worker.receive()
-            worker.poll()
-            counts.append(len(worker.way.mapped_concat.addresses))
-        return counts
-
-    with World(producer, producer, consumer) as world:
-        for _ in range(2):
-            assert world.receive(2) == "read"
-            for job_rank in (0, 1):
-                world.notify(job_rank)
-                assert world.receive(job_rank) == "discarded"
-            world.notify(2)
-        assert world.results(2) == [[1, 0, 1, 0]]
 
 
 @pytest.mark.slow

@@ -13,8 +13,7 @@ import torch
 
 from meshctl.runtime.transports import data_plane
 from meshctl.runtime.transports.allgather import allgather
-from meshctl.runtime.transports.buffers.frames import Frame, pack, unpack
-from meshctl.runtime.transports.data_plane import Context, DataPlane
+from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from tests.runtime.memory import MemoryDataPlane
 
@@ -84,13 +83,6 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     assert sent == [0, 1, 2, 3]
 
 
-def test_a_reserved_tag_has_more_slots() -> None:
-    one, _ = pair(slots=1)
-    one.reserve(7, 5)
-    for number in range(5):
-        one.send(1, 7, frame(number))
-
-
 def test_a_job_rank_that_sends_to_itself_hands_over() -> None:
     one, _ = pair(slots=1)
     for number in range(5):
@@ -139,19 +131,3 @@ def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> N
     other.send(0, 4, Frame(odd))
     with pytest.raises(PeerLost, match="job rank 1 sent a table without the rows of 1 ranks"):
         allgather(one, range(5), 0, 4, b"row")
-
-
-def test_who_is_waited_for_is_reported_while_a_wait_lasts() -> None:
-    waits: list[tuple[int, int]] = []
-    plane = DataPlane(Context(0, slots={7: 0}, on_wait=lambda *wait: waits.append(wait)))
-    plane.on_message(3, 7, pack("early"))
-    assert plane.receive_value(3, 7) == "early" and waits == []
-    receiver = threading.Thread(target=plane.receive, args=(3, 7))
-    receiver.start()
-    while not waits:
-        receiver.join(0.001)
-    assert waits == [(3, 7)]
-    plane.on_message(3, 7, pack("late"))
-    receiver.join()
-    assert waits == [(3, 7), (-1, -1)]
-    plane.release()

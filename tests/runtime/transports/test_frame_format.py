@@ -42,12 +42,6 @@ def test_tensors_of_every_kind(dtype: torch.dtype, shape: tuple[int, ...]) -> No
     assert back.dtype == dtype and back.shape == tensor.shape and torch.equal(back, tensor)
 
 
-def test_a_view_sends_its_own_bytes_only_and_need_not_be_contiguous() -> None:
-    large = torch.arange(100_000).view(100, 1000)
-    assert len(pack(large[3])) < 10_000
-    assert torch.equal(unpack(pack(large[:, 7])), large[:, 7])
-
-
 def test_batches() -> None:
     batch = Batch(
         {"r": Ragged.of([torch.ones(2), torch.ones(0)]), "t": ["a", None]}, ids=torch.tensor([3, 4])
