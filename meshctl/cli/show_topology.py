@@ -124,18 +124,15 @@ def check(options: Options) -> None:
             "combine)"
         )
     if options.zoom and not (format.zoom or format.selects):
-        drawing = [name for name, other in FORMATS.items() if other.zoom or other.selects]
+        able = listed((name for name, other in FORMATS.items() if other.zoom or other.selects), "or")
         raise UsageError(
-            f"`{options.format_name}` shows only the whole plan, not {listed(options.zoom)}; "
-            f"use {listed(drawing, 'or')}"
+            f"`{options.format_name}` shows only the whole plan, not {listed(options.zoom)}; use {able}"
         )
     if options.diff is not None and options.zoom:
         raise UsageError(f"`--diff` compares whole plans, not {listed(options.zoom)}")
     if options.diff is not None and not format.difference:
-        drawing = [name for name, other in FORMATS.items() if other.difference]
-        raise UsageError(
-            f"`{options.format_name}` shows one plan, not a difference; use {listed(drawing, 'or')}"
-        )
+        able = listed((name for name, other in FORMATS.items() if other.difference), "or")
+        raise UsageError(f"`{options.format_name}` shows one plan, not a difference; use {able}")
     if options.samples is not None and not options.rank:
         raise UsageError("`--samples` needs `--rank`: it is the number of samples in a batch for that rank")
     if options.samples is not None and options.samples < 1:

@@ -8,7 +8,7 @@ groups are a count, a size and a stride.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import pairwise
 
 from meshctl.dataclass import dataclass
@@ -236,27 +236,24 @@ def _cells(plan: Plan, node: int, held: list[tuple[Group, NodeRun]]) -> tuple[Ce
     return tuple(cell for kind in plan.cluster.devices_per_node for cell in _cells_of(plan, kind, node, held))
 
 
-def _cells_of(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> Iterator[Cell]:
-    """Yields the devices of one type on a node, split where the groups change."""
+def _cells_of(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> list[Cell]:
+    """Returns the devices of one type on a node, split where the groups change."""
     mine = [
         (group, run.first_device, run.first_device + run.each * group.gpus_per_worker)
         for group, run in held
         if group.device_type == kind
     ]
-    order = {group.name: number for number, group in enumerate(plan.groups)}
     edges = {0, plan.cluster.devices_on(kind, node), *(edge for _, *ends in mine for edge in ends)}
-    last: Cell | None = None
+    cells: list[Cell] = []
     for start, stop in pairwise(sorted(edges)):
-        here = {group.name: group for group, first, end in mine if first <= start < end}
-        groups = tuple(sorted(here, key=lambda name: order[name]))
-        if last and last.groups == groups:
-            last = Cell(kind, (last.devices[0], stop), groups, last.each)
-            continue
-        if last:
-            yield last
-        last = Cell(kind, (start, stop), groups, here[groups[0]].gpus_per_worker if groups else 1)
-    if last:
-        yield last
+        here = {group.name for group, first, end in mine if first <= start < end}
+        groups = [group for group in plan.groups if group.name in here]
+        names, each = tuple(group.name for group in groups), groups[0].gpus_per_worker if groups else 1
+        if cells and cells[-1].groups == names:
+            cells[-1] = replace(cells[-1], devices=(cells[-1].devices[0], stop))
+        else:
+            cells.append(Cell(kind, (start, stop), names, each))
+    return cells
 
 
 def _processes(plan: Plan, held: list[tuple[Group, NodeRun]]) -> tuple[tuple[str, int], ...]:

@@ -113,7 +113,7 @@ def listing(rows: Sequence[Row], now: float, width: int = 0) -> str:
     indent = others if has_room else INDENT_LETTERS
     found = [f"{lines[0]:<{others}}cause" if has_room else lines[0]]
     for row, line in zip(rows, lines[1:], strict=True):
-        cause = _one_line(row.cause)
+        cause = " ".join(row.cause.split())
         if width:
             cause = abbreviated(cause, max(MIN_CAUSE_LETTERS, width - indent))
         if has_room:
@@ -121,10 +121,6 @@ def listing(rows: Sequence[Row], now: float, width: int = 0) -> str:
         else:
             found += [line, f"{' ' * indent}{cause}"] if cause else [line]
     return "".join(f"{line}\n" for line in found)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def age(then: float, now: float) -> str:

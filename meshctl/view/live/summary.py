@@ -79,7 +79,9 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
 
 def ending(state: RunState) -> str:
     """Returns how the run ended, after how many steps, and its duration."""
-    end = "ended without a report of its launcher" if state.code is None else how(state)
+    end: str = "ended without a report of its launcher" if state.code is None else state.condition
+    if end == "interrupted" and state.reason:
+        end += f" ({state.reason})"
     words = [f"{state.plan.name}: {end}"]
     if state.last:
         words.append(f"after {count(state.last[0], 'step')} in {duration(state.last[1])}")
@@ -90,14 +92,6 @@ def ending(state: RunState) -> str:
         words.append(f"({rate(state.steps_per_second)})")
     reason = state.reason if state.code == 0 else ""
     return " ".join(words) + (f": {reason}" if reason else "")
-
-
-def how(state: RunState) -> str:
-    """Returns how a run ended, in a word. The cause of a failure is not repeated: the launcher has reported
-    it with its traceback."""
-    if state.condition == "interrupted":
-        return f"interrupted ({state.reason})" if state.reason else "interrupted"
-    return state.condition
 
 
 def position(state: RunState, condition: Condition, now: float) -> str:
@@ -197,12 +191,8 @@ def table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> list[st
     return [
         INDENT
         + "  ".join(
-            fit(cell, width, index in right)
+            cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
-
-
-def fit(cell: str, width: int, right: bool) -> str:
-    return cell.rjust(width) if right else cell.ljust(width)

@@ -1,14 +1,13 @@
-"""Two runs beside each other: their facts, recipes, metrics and times."""
+"""Two runs beside each other: their facts and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from meshctl.text.redaction import redact
-from meshctl.view.formatting import duration, milliseconds, number, rate, size
-from meshctl.view.live.summary import means
+from meshctl.view.formatting import duration, number, rate
 from meshctl.view.report_page import sections
-from meshctl.view.report_page.markup import Child, Markup, inner, tag
+from meshctl.view.report_page.markup import Child, Markup, tag
 from meshctl.view.report_page.plots import legend
 from meshctl.view.report_page.record import STEP_SECONDS, Point, RunRecord, Series
 
@@ -64,48 +63,6 @@ def _value(point: Point | None) -> str:
 
 def _with_step(point: Point | None) -> tuple[str, str]:
     return (_value(point), f"{point[0]:g}") if point else ("", "")
-
-
-def times(records: Sequence[RunRecord]) -> Markup:
-    return inner(time_table(records), route_table(records))
-
-
-def time_table(records: Sequence[RunRecord]) -> Markup:
-    """Returns the mean time of each stage in a step of both runs, and by how much they differ."""
-    known = [dict(_times(record)) for record in records]
-    rows = list[Sequence[Child]]()
-    for place in dict.fromkeys(place for one in known for place in one):
-        values = [one.get(place) for one in known]
-        texts = ("" if value is None else milliseconds(value) for value in values)
-        rows.append((*place, *texts, _change(values)))
-    return sections.table(("group", "stage", *names_of(records), "change"), rows, (2, 3, 4))
-
-
-def _times(record: RunRecord) -> Iterator[tuple[tuple[str, str], float]]:
-    for name, group in record.seen.state.groups.items():
-        for stage, mean in means(group):
-            yield (name, stage), mean
-        if group.step.times:
-            yield (name, "whole step"), group.step.mean
-
-
-def _change(values: Sequence[float | None]) -> str:
-    before, after = values
-    if not before or after is None:
-        return ""
-    change = f"{(after - before) / before:+.0%}"
-    return "0%" if change in ("+0%", "-0%") else change
-
-
-def route_table(records: Sequence[RunRecord]) -> Markup:
-    """Returns the bytes of each route in a step of both runs."""
-    states = [record.seen.state for record in records]
-    rows = [
-        (name, *(size(state.routes.get(name, 0) / max(1, state.step)) for state in states))
-        for name in dict.fromkeys(name for state in states for name in state.routes)
-        if any(state.routes.get(name) for state in states)
-    ]
-    return sections.table(("bytes a step", *names_of(records)), rows, (1, 2))
 
 
 def curves(records: Sequence[RunRecord]) -> Markup:

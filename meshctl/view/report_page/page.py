@@ -75,7 +75,7 @@ def draw_two(records: Sequence[RunRecord]) -> str:
     found = [
         Section("recipes", "Difference of the recipes", compared_recipes(before.recipe, after.recipe)),
         Section("metrics", "Metrics", inner(plots.metrics(), comparison.metric_table(records))),
-        Section("time", "Where the time goes", comparison.times(records)),
+        Section("time", "Where the time goes", both(times)),
         Section("timeline", "Timeline", both(timeline.whole_run)),
         Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", both(faults)),
