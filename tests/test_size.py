@@ -23,7 +23,7 @@ ROOMS = {
     "losses": 1152,
     "network": 569,
     "plan": 2732,
-    "recipe": 17136,
+    "recipe": 17115,
     "rewards": 943,
     "run": 4024,
     "runtime": 16532,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_189
+TOTAL = 86_168
 TESTS = 66_521
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -73,18 +73,14 @@ def compose(
         found += wrong
     found = [*store.found, *lists.found, *found]
     if not found and not root.value:
-        found.append(_empty(store, name))
+        found.append(_empty(name))
     lines = tuple((overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1))
     chosen = tuple(key for config in included.configs for key, _ in config.choices)
     return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines), chosen)
 
 
-def _empty(store: ConfigStore, name: str) -> Diagnostic:
-    _, lines = next(iter(store.sources), (name, ()))
-    what = "has only comments" if lines else "is empty"
-    if any(line.split("#")[0].strip() for line in lines):
-        what = "has no keys"
-    message = f"`{name}` {what}; a recipe has at least a group and what runs on it"
+def _empty(name: str) -> Diagnostic:
+    message = f"`{name}` has no keys; a recipe has at least a group and what runs on it"
     return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
 
 

@@ -93,7 +93,8 @@ class DefaultsLists:
 
     def _valid_entries(self, written: Node, config: str) -> Iterator[Entry]:
         if not written.is_list:
-            self._report_no_list(written)
+            help = "write `- base` below it, one entry a line"
+            self.report("MC208", "`defaults` must be a list", written.span, help)
             return
         itself = [entry for entry in written.value if entry.value == SELF]
         for entry in itself[1:]:
@@ -112,10 +113,6 @@ class DefaultsLists:
                 self.report("MC208", message, entry.span)
         if not itself:
             yield Entry(SELF, written.span)
-
-    def _report_no_list(self, entries: Node) -> None:
-        help = "write `- base` below it, one entry a line"
-        self.report("MC208", "`defaults` must be a list", entries.span, help)
 
     def _valid_include(self, entry: Node, config: str) -> Iterator[Entry]:
         """Yields an include such as `base`, `./grpo` or `/common/cluster@_global_` if its config exists."""

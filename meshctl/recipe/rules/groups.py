@@ -260,8 +260,7 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
     if elastic.min_ranks >= ranks:
         help = f"write a `min_ranks` below {ranks}"
     elif ranks - step > 0:
-        help = f"only dp and fsdp sizes change, so the next smaller count is {ranks - step}: `min_ranks`"
-        help = f"{help} must be {ranks - step} or less"
+        help = f"only dp and fsdp sizes change: `min_ranks` must be {ranks - step} or less"
     else:
         help = "only dp and fsdp sizes change, and its other sizes take all ranks: leave it out of `elastic`"
     for one in facts.recipe.components_of(group.name):
