@@ -18,10 +18,10 @@ ROOMS = {
     "components": 698,
     "data": 2502,
     "diagnostics": 273,
-    "engines": 13026,
+    "engines": 13058,
     "hf": 5381,
     "losses": 1152,
-    "network": 569,
+    "network": 463,
     "plan": 2732,
     "recipe": 17115,
     "rewards": 943,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_168
-TESTS = 66_521
+TOTAL = 86_094
+TESTS = 66_522
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -93,7 +93,7 @@ class Connection:
             self.close()
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
-        return [_parsed(bytes(line)) for line in lines]
+        return [parsed(bytes(line)) for line in lines]
 
     def end(self) -> None:
         """Tells the peer that nothing more is sent. What it still sends can be received."""
@@ -118,7 +118,8 @@ def host_of(sock: socket.socket) -> str:
         return ""
 
 
-def _parsed(line: bytes) -> Message:
+def parsed(line: bytes) -> Message:
+    """Raises `ProtocolError`."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -25,10 +25,10 @@ from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
+from meshctl.engines.supervise.arrivals import Arrivals
 from meshctl.engines.supervise.examination import Examination, Examined, Refused, Silent
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
-from meshctl.network.strangers import Arrivals
 from meshctl.text.english import counted
 
 Result = TypeVar("Result")

@@ -143,7 +143,7 @@ def test_nodes_that_never_join_are_named(listener: socket.socket) -> None:
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
     nodes, numbers = Nodes(listener, "token", 0.0), range(12)
     nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
     with ThreadPoolExecutor(12) as pool:
@@ -163,8 +163,8 @@ def test_silent_strangers_make_room(
     listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within the usual limit of two at a time, they would take long."""
-    monkeypatch.setattr("meshctl.network.strangers.STRANGERS_MAX", 2)
-    monkeypatch.setattr("meshctl.network.strangers.CROWDED_S", 0.01)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         for _ in range(12):
             stack.enter_context(socket.create_connection(listener.getsockname()))
@@ -190,7 +190,7 @@ def test_silent_strangers_make_room(
 def test_a_stranger_is_dropped(
     listener: socket.socket, server: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.network.strangers.STRANGER_S", 0.1)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", 0.1)
     nodes, store = None, None
     if server == "head":
         nodes = Nodes(listener, "token", 0.0)

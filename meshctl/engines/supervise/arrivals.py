@@ -13,9 +13,9 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
 
-from meshctl.network.connection import Connection, Message, ProtocolError
+from meshctl.engines.connection import Handshake
+from meshctl.network.connection import Connection, ProtocolError
 
 STRANGERS_MAX = 256
 """Maximum number of peers that authenticate at the same time."""
@@ -23,33 +23,19 @@ STRANGER_S, CROWDED_S = 10.0, 1.0
 """Time limits for a peer to authenticate: usually, and while `STRANGERS_MAX` do."""
 
 
-class Arrived(Protocol):
-    """A peer that has connected."""
-
-    connection: Connection
-    began: float
-
-    def accepts(self, message: Message) -> bool:
-        """Processes a message. Returns True once the peer has proved that it has the token. Raises
-        `ProtocolError` for an invalid message."""
-
-
-Peer = TypeVar("Peer", bound=Arrived)
-
-
-class Arrivals(Generic[Peer]):
+class Arrivals:
     def __init__(
         self,
         listener: socket.socket,
         epoll: select.epoll,
-        make_peer: Callable[[Connection], Peer],
+        make_peer: Callable[[Connection], Handshake],
     ) -> None:
         """`make_peer` makes this side of the authentication of a connection."""
         listener.setblocking(False)
         self._listener, self._epoll, self._make_peer = listener, epoll, make_peer
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._is_accepting = True
-        self._strangers: dict[int, Peer] = {}
+        self._strangers: dict[int, Handshake] = {}
         """File -> the peer that has it."""
 
     def accept(self) -> None:
@@ -65,13 +51,10 @@ class Arrivals(Generic[Peer]):
         self._is_accepting = False
         self._epoll.unregister(self._listener.fileno())
 
-    def __len__(self) -> int:
-        return len(self._strangers)
-
     def __contains__(self, file: int) -> bool:
         return file in self._strangers
 
-    def receive(self, file: int) -> Iterator[Peer]:
+    def receive(self, file: int) -> Iterator[Handshake]:
         """Goes on with the authentication of the peer with a file. Yields the peer once it has
         authenticated."""
         stranger = self._strangers[file]
