@@ -83,7 +83,7 @@ def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Runn
     launch = Running(folder, "killed")
     with waiting_disk(folder, 4):
         launch.begin(*STEPS, "name=killed", ASYNC)
-        launch.wait_for("saving", 4)
+        launch.wait_for("saved", 4, count=2)
         launch.wait_for("checkpoint", 2, count=1)
         wait(lambda: (launch.run.checkpoint(4) / "learner").is_dir(), "a copy")
         os.kill(launch.launcher, signal.SIGKILL)
