@@ -40,7 +40,8 @@ LISTS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", 
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The device files of a machine with four GPUs and two NPUs, and an environment without device lists."""
     (tmp_path / "dev").mkdir()
-    for name in "nvidia0 nvidia1 nvidia2 nvidia3 nvidiactl davinci0 davinci1 davinci_manager".split():
+    files = [f"nvidia{number}" for number in range(4)]
+    for name in (*files, "nvidiactl", "davinci0", "davinci1", "davinci_manager"):
         (tmp_path / "dev" / name).touch()
     for name in LISTS:
         monkeypatch.delenv(name, raising=False)
