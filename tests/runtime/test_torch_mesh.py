@@ -97,7 +97,7 @@ def carved(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(meshes(), st.data())
 def test_torch_agrees_on_any_mesh(mesh: DeviceMesh, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world_size - 1))
@@ -105,7 +105,7 @@ def test_torch_agrees_on_any_mesh(mesh: DeviceMesh, data: st.DataObject) -> None
         agree(mesh, mesh.to_torch(), rank)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(meshes(), st.sampled_from(["data", "expert"]), st.data())
 def test_torch_agrees_on_any_view(mesh: DeviceMesh, name: str, data: st.DataObject) -> None:
     rank = data.draw(st.integers(0, mesh.world_size - 1))
@@ -120,7 +120,7 @@ def test_torch_agrees_on_any_view(mesh: DeviceMesh, name: str, data: st.DataObje
                 view.to_torch()
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.data())
 def test_torch_agrees_on_explicit_ranks(shape: list[int], data: st.DataObject) -> None:
     names = data.draw(st.permutations(["pp", "dp", "fsdp", "cp", "tp", "experts"]))[: len(shape)]

@@ -269,7 +269,7 @@ def of_group(job: Plan, group: str, seen: Seen) -> Iterator[Any]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -1,22 +1,35 @@
-"""The metrics of a stage: no number is lost, counted twice or replaced by another without a word."""
+"""Metrics of stages and of the phases around them, times of waiting, and memory."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from meshctl.plan.model import Component as Placed
 from meshctl.run.events import Event, StepReport
+from meshctl.runtime import progress
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
-from meshctl.runtime.metrics.stage_metrics import StageMetrics
+from meshctl.runtime.metrics.memory_use import memory
+from meshctl.runtime.metrics.stage_metrics import PhaseMetrics, StageMetrics
+from meshctl.runtime.progress import WaitTimes
+from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, EXECUTE
-from tests.runtime.in_process import KeptEvents
-from tests.runtime.plans import call
+from tests.runtime.in_process import KeptEvents, run
+from tests.runtime.plans import call, plan, sync
+
+# Stages
+
 
 Metric = tuple[dict[str, float], float, str]
 
@@ -171,3 +184,105 @@ def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFi
     metrics.of.warn_of_others(None)
     Metrics(collect="flatten").of.warn_of_others({"path": "x"})
     assert not caplog.messages
+
+
+# Phases
+
+
+def logged(rank: int) -> list[Event]:
+    events: list[Event] = []
+    placed = Placed("actor", "parts.Actor", "train", DeviceMesh.from_sizes(dp_size=1, tp_size=2))
+    metrics = PhaseMetrics(placed, "setup", rank, 0, KeptEvents(events, "train", rank), Path())
+    for number in (1.0, 2.0):
+        metrics.log({"parameters": number}, 1.0)
+    return events
+
+
+def test_each_number_is_an_event_of_the_step_before_the_first() -> None:
+    found = [(event.name, event.step, event.stage, event.value["values"]) for event in logged(0)]
+    assert found == [("metric", 0, "actor.setup", {"parameters": number}) for number in (1.0, 2.0)]
+
+
+class Model(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"x": torch.ones(len(samples))})
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        self.log({"sent": self.rank})
+        yield "w", torch.ones(2)
+
+    def load_weights(self, stream: Iterator[tuple[str, Tensor]]) -> None:
+        self.log({"received": len(list(stream))})
+
+
+def test_numbers_that_the_methods_of_a_sync_log_are_metrics_of_the_sync() -> None:
+    stages = [call("batch", "one.next", samples=2), sync("publish", "one", "two")]
+    outcome = run(plan({"a": 1, "b": 1}, {"one": ("a", {}), "two": ("b", {})}, stages), lambda *_: Model())
+    assert not outcome.faults
+    for name in ("sent", "received"):
+        steps = [
+            event.step
+            for event in outcome.events
+            if event.name == "metric" and event.stage == "publish" and name in event.value["values"]
+        ]
+        assert steps == [0, 1, 2, 3]
+
+
+# Waits
+
+
+PLAN = plan(
+    {"rollout": 2, "train": 2},
+    {"sampler": ("rollout", {}), "actor": ("train", {})},
+    [
+        call("rollouts", "sampler.sample"),
+        call("logprobs", "actor.score", "rollouts"),
+        call("metrics", "actor.update", "logprobs"),
+        sync("publish", "actor", "sampler"),
+    ],
+)
+INTO, WITHIN, WEIGHTS = (number * TAGS_PER_ROUTE for number in range(3))
+CLOSING = len(PLAN.routes) * TAGS_PER_ROUTE
+
+
+@pytest.mark.parametrize(
+    ("group", "tag", "kind", "route"),
+    [
+        ("rollout", INTO + VALUES, "full", "rollouts -> logprobs"),
+        ("train", INTO + VALUES, "awaited", "rollouts -> logprobs"),
+        ("train", INTO + FORWARD, "awaited", "rollouts -> logprobs"),
+        ("rollout", INTO + TABLES, "peers", "rollouts -> logprobs"),
+        ("rollout", INTO + SHARED_WRITE, "peers", "rollouts -> logprobs"),
+        ("train", WITHIN + VALUES, "peers", "logprobs -> metrics"),
+        ("train", WEIGHTS + VALUES, "full", "publish"),
+        ("rollout", WEIGHTS + VALUES, "awaited", "publish"),
+        ("train", CLOSING + INTO + VALUES, "awaited", "rollouts -> logprobs"),
+        ("train", 3 * CLOSING, "", ""),
+        ("train", -1, "", ""),
+    ],
+)
+def test_a_wait_belongs_to_a_route(
+    group: str, tag: int, kind: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([1.0, 1.5, 10.0, 12.0])
+    monkeypatch.setattr(progress, "perf_counter", lambda: next(now))
+    waits, report, empty = WaitTimes(PLAN, group), StepReport(1), StepReport(2)
+    for _ in range(2):
+        waits.begin(tag)
+        waits.end()
+    waits.move_to(report)
+    waits.move_to(empty)
+    found = {"awaited": report.awaited, "full": report.full, "peers": report.peers}
+    assert found == {"awaited": {}, "full": {}, "peers": {}, **({kind: {route: 2.5}} if kind else {})}
+    assert not (empty.awaited or empty.full or empty.peers)
+
+
+# Memory
+
+
+def test_memory_is_that_of_this_process() -> None:
+    found = memory()
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    assert 0.5 < found["resident"] / (int(status["VmRSS"].split()[0]) * 1024) < 2
+    assert found["peak"] >= found["resident"]
