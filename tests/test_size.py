@@ -26,7 +26,7 @@ ROOMS = {
     "recipe": 17115,
     "rewards": 943,
     "run": 4024,
-    "runtime": 16532,
+    "runtime": 16505,
     "text": 639,
     "topology": 4188,
     "trackers": 1097,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_094
-TESTS = 66_517
+TOTAL = 86_067
+TESTS = 66_446
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

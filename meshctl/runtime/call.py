@@ -18,8 +18,7 @@ from meshctl.plan.model import Block, Stage
 from meshctl.run.bounds import end_of_data
 from meshctl.run.events import EventLog
 from meshctl.run.progress import Activity
-from meshctl.runtime.batch.batch import MARK, Batch, numbered
-from meshctl.runtime.batch.identify import identify
+from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.checks import Borrowed, PeerCheck
 from meshctl.runtime.component import context_of, endpoint_of

@@ -188,11 +188,13 @@ class Handshake:
         device = self._device(near, far)
         context = self._context(device is not None)
         data_plane = DataPlane(context)
+        memory, access = (device.memory, device.access) if device else (None, None)
         try:
             if len(near) > 1:
-                self._connect_near(data_plane, near, device)
+                self._connect(NEAR, LocalTransport(data_plane, self._token, memory, access), near)
             if far:
-                self._connect_far(data_plane, far, device)
+                host, devices = _own_address(self.store), device.far if device else frozenset[int]()
+                self._connect(FAR, TcpTransport(data_plane, self._token, host, memory, devices), far)
         except BaseException:
             data_plane.release()
             raise
@@ -277,23 +279,10 @@ class Handshake:
         others = devices_at(direct & far, library, store, wait)
         return None if memory is None else Device(memory, access, others)
 
-    def _connect_near(self, data_plane: DataPlane, near: Set[int], device: Device | None) -> None:
-        memory, access = (device.memory, device.access) if device else (None, None)
-        transport = LocalTransport(data_plane, self._token, memory, access)
+    def _connect(self, where: str, transport: LocalTransport | TcpTransport, peers: Set[int]) -> None:
         try:
-            addresses = self._exchange(NEAR, transport.address, near)
-        except BaseException:
-            transport.release()
-            raise
-        transport.connect(addresses)
-
-    def _connect_far(self, data_plane: DataPlane, far: Set[int], device: Device | None) -> None:
-        memory, devices = (device.memory, device.far) if device else (None, frozenset[int]())
-        host = _own_address(self.store)
-        transport = TcpTransport(data_plane, self._token, host, memory, devices)
-        try:
-            addresses = self._exchange(FAR, transport.address, far)
-            for other, address in addresses.items():
+            addresses = self._exchange(where, transport.address, peers)
+            for other, address in addresses.items() if where == FAR else ():
                 self._check_reachable(transport.address, other, address)
         except BaseException:
             transport.release()

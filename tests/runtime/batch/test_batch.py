@@ -6,8 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
-from meshctl.runtime.batch.identify import identify
+from meshctl.runtime.batch.batch import Batch, BatchError, Ragged, identify
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.samples import Grid
 
