@@ -123,9 +123,9 @@ def test_what_is_rewarded_becomes_likely() -> None:
     actor, sampler, judge = Actor(entropy=0.0), Sampler(times=16), Judge()
     ready(actor)
     ready(sampler)
-    batch = problems(4)
+    batch = problems(2)
     rewards = []
-    for step in range(1, 16):
+    for step in range(1, 9):
         actor.place.step = step
         sampler.load_weights(actor.weights())
         scored = judge.score(sampler.sample(batch))
@@ -137,11 +137,11 @@ def test_what_is_rewarded_becomes_likely() -> None:
 def test_the_loss_falls_and_a_state_goes_on_where_it_was() -> None:
     trainer = Trainer()
     ready(trainer)
-    batch = problems(64)
-    losses = [trainer.learn(batch)["loss"] for _ in range(10)]
+    batch = problems(16)
+    losses = [trainer.learn(batch)["loss"] for _ in range(3)]
     assert losses[-1] < losses[0]
     other = Trainer()
     ready(other)
     other.load_state_dict(deepcopy(trainer.state_dict()))
-    assert [other.learn(batch)["loss"] for _ in range(3)] == [trainer.learn(batch)["loss"] for _ in range(3)]
+    assert [other.learn(batch)["loss"] for _ in range(2)] == [trainer.learn(batch)["loss"] for _ in range(2)]
     assert other.examine(batch) == trainer.examine(batch)
