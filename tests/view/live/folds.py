@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from meshctl.run.directory import RunDir, write_whole
@@ -19,7 +20,7 @@ DIGITS = 6
 def comparable(state: RunState) -> dict[str, Any]:
     """Returns a state as plain data, without moving averages, which depend on the order of the workers' events
     within a poll, and without the launcher's last report, which a fold of the disk has before the rows."""
-    data = data_of(state, None)
+    data = json.loads(as_text(data_of(state, None)))
     del data["notice"]
     return {name: _rounded(value) for name, value in data.items()}
 
