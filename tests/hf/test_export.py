@@ -33,11 +33,9 @@ def model(name: str, sizes: dict[str, int], lora: bool = False) -> Model:
     return made
 
 
-def expected_of(made: Model) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in whole_tensors(merged_weights(made.module))}
-
-
-def check_loaded(folder: Path, expected: dict[str, torch.Tensor]) -> None:
+def check_loaded(folder: Path, made: Model) -> None:
+    """Compares what plain transformers loads with the weights of a model. All ranks call it together."""
+    expected = {name: tensor.clone() for name, tensor in whole_tensors(merged_weights(made.module))}
     found = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -67,7 +65,7 @@ def test_files_have_a_limited_size_and_the_names_of_transformers(name: str, tmp_
     plain.save_pretrained(tmp_path / "plain")
     assert names_on_disk(tmp_path / "one") == names_on_disk(tmp_path / "plain")
     for folder in ("one", "several"):
-        check_loaded(tmp_path / folder, expected_of(made))
+        check_loaded(tmp_path / folder, made)
 
 
 def test_the_files_of_an_earlier_export_are_removed(tmp_path: Path) -> None:
@@ -77,7 +75,7 @@ def test_the_files_of_an_earlier_export_are_removed(tmp_path: Path) -> None:
     made.export(tmp_path)
     assert {path.name for path in tmp_path.glob("model*")} == {"model.safetensors"}
     assert (tmp_path / "notes.txt").exists()
-    check_loaded(tmp_path, expected_of(made))
+    check_loaded(tmp_path, made)
 
 
 def test_the_config_names_the_class_and_the_dtype(tmp_path: Path) -> None:
@@ -96,13 +94,12 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
 def ranks_write_different_files(rank: int) -> None:
     for name, sizes in (("llama_tied", {"fsdp": 2}), ("qwen3_moe", {"tp": 2}), ("llama", {"dp": 2})):
         made = model(name, sizes, lora=name == "llama_tied")
-        expected = expected_of(made)
         folder = SHARED / name
         with mock.patch("meshctl.hf.export.save_file", wraps=save_file) as written:
             made.export(folder, FILE_BYTES)
         own = [Path(call.args[1]).name.removesuffix(".part") for call in written.call_args_list]
         assert own == sorted(path.name for path in folder.glob("*.safetensors"))[rank::2], own
-        check_loaded(folder, expected)
+        check_loaded(folder, made)
         dist.barrier()
 
 
