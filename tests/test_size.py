@@ -18,7 +18,7 @@ ROOMS = {
     "components": 698,
     "data": 2502,
     "diagnostics": 273,
-    "engines": 13058,
+    "engines": 13046,
     "hf": 5381,
     "losses": 1152,
     "network": 463,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_067
+TOTAL = 86_055
 TESTS = 66_445
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -25,7 +25,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -44,7 +43,7 @@ from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.forwarding import EVENTS_S, EventForwarding
 from meshctl.engines.node import forkserver, hub_download, stacks, task, termination
 from meshctl.engines.node.agent import become_agent
-from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets, leave
+from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets
 from meshctl.engines.node.progress import POLL_S, Records
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.stacks import StackRequests
@@ -492,23 +491,11 @@ def fork(job: NodeJob) -> int:
 
     To be called from the main thread, after the heavy imports and before any other thread exists.
     """
-    parent, log = os.getpid(), job.run.node_log(job.node)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
     forkserver.flush()
     gc.collect()
     gc.freeze()
     if pid := os.fork():
         gc.unfreeze()
         return pid
-    code = 70
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        process.die_with(parent, signal.SIGTERM)
-        forkserver.redirect_to_file(str(log))
-        process.close_files(job.keep)
-        code = serve(job)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
+    task.become(forkserver.TITLE, parent, job.log, job.keep, partial(serve, job), signal.SIGTERM)

@@ -73,20 +73,29 @@ def report(writer: int, message: Mapping[str, Any]) -> None:
         data = data[os.write(writer, data) :]
 
 
-def become(title: str, parent: int, log: str, keep: Sequence[int], task: Callable[[], int]) -> NoReturn:
-    """Runs a task in a forked copy of the node process, and exits with the code that it returns.
+def become(
+    title: str,
+    parent: int,
+    log: str,
+    keep: Sequence[int],
+    task: Callable[[], int],
+    by: signal.Signals = signal.SIGKILL,
+) -> NoReturn:
+    """Runs a task in a forked child, and exits with the code that it returns. Never returns.
 
-    The child dies with `parent`, the node process. Its output goes to the file `log`, and of the inherited
-    files it keeps the descriptors `keep`. Never returns.
+    The child dies with `parent`, by the signal `by`; 0 for none. Its output goes to the file `log`; empty for
+    that of the parent. Of the inherited files it keeps the descriptors `keep`.
     """
     code = BUG
     try:
         os.setsid()
         forkserver.default_signals()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        process.die_with(parent, signal.SIGKILL)
+        if parent:
+            process.die_with(parent, by)
         process.set_title(title)
-        forkserver.redirect_to_file(log)
+        if log:
+            forkserver.redirect_to_file(log)
         process.close_files(keep)
         code = task()
     except BaseException:

@@ -32,13 +32,12 @@ import termios
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import forkserver, termination
+from meshctl.engines.node import forkserver, task, termination
 from meshctl.engines.node.scratch import Scratch
-from meshctl.run import process
 from meshctl.run.log_files import LogFile
 
 TITLE = "meshctl-logs"
@@ -137,23 +136,15 @@ class LogPump:
             self._control.send(json.dumps(text).encode())
 
 
-def _become(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> NoReturn:
-    """Turns a forked copy of the node process into the process that writes logs. Never returns."""
-    code = 70
-    try:
-        os.setsid()
-        forkserver.default_signals()
-        process.set_title(TITLE)
-        process.close_files([control.fileno(), scratch.descriptor])
-        pump = LogPump(control, states)
-        closed = pump.run()
-        pump.drain()
-        termination.kill_marked(scratch.mark, closed)
-        pump.drain()
-        scratch.release()
-        code = 0
-    finally:
-        forkserver.leave(code)
+def _pump(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> int:
+    """Writes logs until the end of the node process, in a process of its own. Returns its exit code."""
+    pump = LogPump(control, states)
+    closed = pump.run()
+    pump.drain()
+    termination.kill_marked(scratch.mark, closed)
+    pump.drain()
+    scratch.release()
+    return 0
 
 
 PIPE_BYTES = 1 << 18
@@ -193,7 +184,8 @@ class WorkerLogs:
         with forkserver.blocked_signals():
             self.pid = os.fork()
             if not self.pid:
-                _become(theirs, self._states, scratch)
+                keep = [theirs.fileno(), scratch.descriptor]
+                task.become(TITLE, 0, "", keep, partial(_pump, theirs, self._states, scratch))
         theirs.close()
 
     def fileno(self) -> int:
