@@ -10,7 +10,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from meshctl.cli.collection import without_collection
+from meshctl.cli import without_collection
 from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.engines.connection import CONNECT_S, JOIN_S
 from meshctl.engines.engine import groups_on, nodes_of

@@ -14,27 +14,59 @@ from contextlib import suppress
 from copy import copy
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.models import CommandInfo
 
 from meshctl import __version__
 from meshctl.cli.completion import sources
-from meshctl.cli.crash import bug
-from meshctl.cli.output import no_room, open_all, refuse, refused, write
-from meshctl.cli.parameters import (
-    RUNS,
-    DataFormat,
-    Folder,
-    Node,
-    Overrides,
-    Recipe,
-    Run,
-    argument,
-    flag,
-    option,
-)
+from meshctl.cli.output import bug, no_room, open_all, refuse, refused, write
+
+
+def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
+    """Returns an option. `complete` is a callback of `completion/sources.py`. If `names` is empty, the option
+    has the name of its parameter; state it where `metavar` is the same word, which typer 0.27 takes for the
+    name."""
+    return typer.Option(*names, metavar=metavar, help=help, autocompletion=complete, **more)
+
+
+def flag(help: str, *names: str) -> Any:
+    return typer.Option(*names, help=help)
+
+
+def argument(metavar: str, help: str, complete: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False, autocompletion=complete)
+
+
+Recipe = Annotated[
+    str, argument("RECIPE", "A recipe, - for standard input, or a run's directory.", sources.recipe)
+]
+Overrides = Annotated[
+    list[str] | None, argument("[KEY=VALUE]...", "Overrides, as in Hydra: KEY=VALUE.", sources.overrides)
+]
+RUNS = "runs"
+"""The folder of runs, unless the recipe or the user names another one."""
+Run = Annotated[
+    str,
+    argument(
+        "[RUN]",
+        "A run: its folder, NAME/TIME, or NAME for its newest run. Default: the newest.",
+        sources.runs,
+    ),
+]
+Folder = Annotated[str, option("Folder of runs.", sources.folders, "--dir", "-d", metavar="FOLDER")]
+DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
+Node = Annotated[
+    str,
+    option(
+        "Number of the node, or SET.INDEX: its place among nodes of the same groups.",
+        None,
+        "--node",
+        metavar="NODE",
+    ),
+]
+
 
 KINDS = sources.table("meshctl.recipe.templates:KINDS")
 LAYOUTS = sources.table("meshctl.recipe.templates:LAYOUTS")
@@ -261,7 +293,7 @@ def status(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") ->
 def watch(run: Run = "", folder: Folder = RUNS, format: DataFormat = "text") -> None:
     """Show a run until it ends. The view is that of `launch`, also of a run that is over. Ctrl-C leaves the
     run alone. The exit code is that of the run, 5 for one that is lost."""
-    from meshctl.cli.watch import watch
+    from meshctl.cli.status import watch
 
     raise typer.Exit(watch(run, folder, format))
 
@@ -364,7 +396,7 @@ def explain(
 @app.command()
 def schema(out: Annotated[str, option("File or folder.", sources.files, *OUT, metavar="FILE")] = "") -> None:
     """Print or write the JSON Schema of recipes, for editors."""
-    from meshctl.cli.schema import schema_command
+    from meshctl.cli.init import schema_command
 
     raise typer.Exit(schema_command(out))
 
@@ -376,7 +408,7 @@ def completion(
     ] = "",
 ) -> None:
     """Print the completion script of a shell. It completes commands, recipes and overrides."""
-    from meshctl.cli.completion.shells import script
+    from meshctl.cli.completion.sources import script
 
     raise typer.Exit(script(shell))
 
@@ -407,7 +439,7 @@ def head(
 ) -> None:
     """Supervise a run whose nodes are started by others. Writes its address to RUN/head.json, and the
     token of the run to RUN/.token."""
-    from meshctl.cli.head import head as supervise
+    from meshctl.cli.launch import head as supervise
 
     raise typer.Exit(supervise(plan, host, port))
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
-from meshctl.cli.crash import bug
+from meshctl.cli.output import bug
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.signals import Signals

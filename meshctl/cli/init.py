@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from meshctl.cli import schema
-from meshctl.cli.output import refuse, why
+from meshctl.cli.output import refuse, why, write
 from meshctl.dataclass import dataclass
 from meshctl.package import install_command, missing_libraries
 from meshctl.recipe import templates
+from meshctl.recipe.fields import schema
 from meshctl.recipe.templates import (
     COMMANDS,
     KINDS,
@@ -34,6 +34,9 @@ from meshctl.text.english import counted, listed
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.view.reports.text import cells, shown
 
+FILE = "recipe.schema.json"
+"""Default name of the schema in a recipe's folder."""
+MODELINE = f"# yaml-language-server: $schema={FILE}\n"
 PYTHON_FILES = {"script": "an example script", **dict.fromkeys(templates.ROLLOUTS, "its reward, to edit")}
 """Kind -> description of its Python file; for other kinds it contains the classes of the recipe."""
 DEFAULT_PROCESSES = 2
@@ -61,7 +64,7 @@ def init(name: str, options: Options) -> int:
     try:
         here = machine()
         choice = choice_of(options, here)
-        return write(place_of(name, choice.kind), choice, options.force, here)
+        return write_recipe(place_of(name, choice.kind), choice, options.force, here)
     except WrongChoice as wrong:
         return refuse(str(wrong))
 
@@ -126,12 +129,12 @@ def place_of(name: str, kind: str) -> Place:
     return Place(path.parent, stem_of(path.name))
 
 
-def write(to: Place, choice: Choice, is_forced: bool, here: Machine) -> int:
+def write_recipe(to: Place, choice: Choice, is_forced: bool, here: Machine) -> int:
     """Writes all files, prints the commands to try next, and returns the exit code."""
     if choice.script:
         choice = replace(choice, script=script_from(choice.script, to.folder))
     path = shlex.quote(str(to.recipe))
-    named = templates.files(choice, to.stem, _free_module(to), path, schema.MODELINE)
+    named = templates.files(choice, to.stem, _free_module(to), path, MODELINE)
     texts = {to.folder / name: text for name, text in named.items()}
     existing = [str(file) for file in texts if os.path.lexists(file)]
     if is_forced:
@@ -143,7 +146,7 @@ def write(to: Place, choice: Choice, is_forced: bool, here: Machine) -> int:
         )
     data = {to.folder / name: text for name, text in templates.data(choice.kind).items()}
     texts |= {file: text for file, text in data.items() if not os.path.lexists(file)}
-    texts |= for_editors(to.folder / schema.FILE)
+    texts |= for_editors(to.folder / FILE)
     try:
         write_all(texts)
     except OSError as error:
@@ -181,7 +184,7 @@ def script_from(script: str, folder: Path) -> str:
 def for_editors(file: Path) -> dict[Path, str]:
     """Returns path -> text of the JSON Schema that the first line of a recipe names. Empty if the folder has
     the current schema already, or another file of that name."""
-    text = schema.text()
+    text = schema_text()
     if not os.path.lexists(file):
         return {file: text}
     try:
@@ -230,3 +233,34 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
             f"\nIt needs {counted(needed, f'{choice.device} device')}, but this machine has {has}: "
             "launch it on a machine that has them."
         )
+
+
+# `meshctl schema`
+
+
+def schema_text() -> str:
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def schema_command(out: str) -> int:
+    """Prints the schema, or writes it to a file or into a folder. Returns the exit code."""
+    if not out or out == "-":
+        return _print(schema_text())
+    path = Path(out)
+    path = path / FILE if out.endswith(os.sep) or path.is_dir() else path
+    try:
+        write_whole(path, schema_text())
+    except (OSError, ValueError) as error:
+        return refuse(f"`{path}` cannot be written: {why(error)}")
+    print(
+        f"wrote {path}; a recipe beside it begins with\n{MODELINE.replace(FILE, path.name)}",
+        end="",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _print(text: str) -> int:
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    write(text, sys.stdout)
+    return 0

@@ -4,6 +4,7 @@ a summary."""
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from meshctl.cli.collection import without_collection
+from meshctl.cli import without_collection
 from meshctl.cli.forks import run_in_fork
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
 from meshctl.cli.output import REFUSED, refuse, silence, why, write
@@ -26,19 +27,29 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
 from meshctl.diagnostics.health import Check
 from meshctl.engines.checks.requirements import Needs
-from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Engine, Job, JobEngine, Resize, engine_named
-from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld
+from meshctl.engines.engine import (
+    ENGINES,
+    TOKEN_PLACE,
+    CannotStart,
+    Engine,
+    Job,
+    JobEngine,
+    Resize,
+    engine_named,
+)
+from meshctl.engines.supervise.attempt import Attempt, RunHeld, begin, check_unheld, taken_up
 from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
-from meshctl.network.addresses import joined
+from meshctl.network.addresses import address_of, joined
 from meshctl.network.connection import new_token
 from meshctl.plan.model import Group, Plan
 from meshctl.run.checkpoints.best import EarlyStopping
-from meshctl.run.checkpoints.saved import WholeCheckpoint
+from meshctl.run.checkpoints.saved import NoWholeCheckpoint, WholeCheckpoint
 from meshctl.run.directory import EngineChoice, RunDir, Start
 from meshctl.run.events import Observer
 from meshctl.run.launches import record_git_state, record_launch
 from meshctl.run.media import forget_media
+from meshctl.run.process import IN_JOB
 from meshctl.run.row_file import rows_of
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
@@ -370,3 +381,45 @@ def _work(plan: Plan, group: Group, secrets: Sequence[str]) -> str:
     if program:
         what = f"program {command_line(program.argv, secrets)}"
     return f"{what}, python {command_line([python], secrets)}" if python else what
+
+
+# `meshctl head`: the supervisor of a run whose nodes are started by others. It continues a run that was
+# prepared, or that another head has left. Inside the job of a scheduler, the engine starts the nodes there.
+
+
+def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Supervises a run and returns its exit code: 2 if `path` is not the plan of a run directory, 4 if
+    the head cannot listen or another one supervises the run. `host` is an address, a host name or an
+    interface; empty for that of the engine. `port` 0 lets the system choose."""
+    directory = RunDir.of_plan(path)
+    try:
+        plan, start = Plan.read(path), directory.read_start()
+        composed = directory.recipe.read_text(encoding="utf-8") if directory.recipe.exists() else ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = why(error) if isinstance(error, OSError) else error
+        return refuse(
+            f"{path} is not the plan of a run: {reason}; `meshctl launch --engine commands` makes one"
+        )
+    choice = start.engine
+    if choice.name not in ENGINES:
+        return refuse(f"the run is of the engine `{choice.name}`, which this version does not have", REFUSED)
+    if choice.options.get("secure"):
+        return refuse("the run was to be encrypted, which meshctl no longer does: launch it again", REFUSED)
+    engine = engine_named(choice.name, choice.options)
+    if engine.supervisor == "inside":
+        os.environ[IN_JOB] = "1"
+    if why_over := reason_of_end(plan, directory, directory.saved()):
+        print(f"{directory.path}: the run is complete: {why_over}")
+        return 0
+    import_torch()
+    try:
+        listens = address_of(host) if host else ""
+        attempt = taken_up(plan, directory)
+    except OSError as error:
+        what = f"{host}: " if host else ""
+        return refuse(f"the head cannot start: {what}{why(error)}", REFUSED)
+    except (RunHeld, NoWholeCheckpoint) as error:
+        return refuse(error, REFUSED)
+    ready = Launchable(plan, composed, start.path, Report(), start=attempt.start)
+    supervision = Supervision(engine, listens, port, environ)
+    return run(ready, attempt, supervision, StateFile(plan, directory))

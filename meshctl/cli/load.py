@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from meshctl.cli.crash import bug
+from meshctl.cli.output import bug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file, real

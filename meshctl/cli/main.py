@@ -7,7 +7,7 @@ import signal
 import sys
 
 import meshctl
-from meshctl.cli.collection import without_collection
+from meshctl.cli import without_collection
 
 UNREADABLE, REFUSED, INTERRUPTED = 3, 4, 130
 ANYWHERE = ("explain", "schema", "doctor", "completion", "--help", "--version")

@@ -1,4 +1,5 @@
-"""`meshctl runs` lists the runs below a folder, and `meshctl status` prints the state of one run."""
+"""`meshctl runs` lists the runs below a folder, `meshctl status` prints the state of one run, and `meshctl
+watch` shows it until it ends. None of them affects a run."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import problem_of_format, refuse, write
+from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, write
 from meshctl.run.finding import NoRun, runs_below
 from meshctl.text.redaction import redact
 from meshctl.view.live.listing import listing, rows_of_runs
@@ -19,6 +20,7 @@ from meshctl.view.reports.text import shown
 
 NO_RUN = 3
 """The exit code where no run is named that can be read."""
+INTERRUPTED = 130
 
 
 def runs(folder: str, format: str) -> int:
@@ -59,3 +61,66 @@ def text_of_seen(seen: SeenRun, with_cause: bool = True) -> str:
     if seen.where:
         lines[1:1] = [f"  {seen.where}"]
     return "".join(f"{shown(redact(line))}\n" for line in lines)
+
+
+# Until its end
+
+
+def watch(word: str, folder: str, format: str) -> int:
+    """Returns the exit code of the run, once it is over."""
+    if problem := problem_of_format(format):
+        return refuse(problem)
+    seen: SeenRun | None = None
+    try:
+        seen = SeenRun.named(word, folder, job_state)
+        if not seen.is_live and format == "text":
+            return end_of(seen)
+        seen = _watched(seen, format)
+    except NoRun as error:
+        return refuse(error, NO_RUN)
+    except KeyboardInterrupt:
+        if seen is not None:
+            print(f"\n{seen.name} goes on; stop it: meshctl stop {seen.name}", file=sys.stderr)
+        return INTERRUPTED
+    except OSError as error:
+        if not is_closed(error, sys.stdout):
+            raise
+        silence(sys.stdout)
+        return 0
+    return end_of(seen) if format == "text" else seen.code
+
+
+def _watched(begun: SeenRun, format: str) -> SeenRun:
+    """Shows a run until it is over, and returns it then."""
+    from meshctl.view.live.watching import JsonWatch, polled, watch_view
+
+    view, seen = JsonWatch() if format == "json" else watch_view(begun, sys.stdout), begun
+    try:
+        for seen in polled(begun):
+            if seen.is_live:
+                view.show(seen)
+        view.end(seen)
+    finally:
+        view.close()
+    return seen
+
+
+def end_of(seen: SeenRun) -> int:
+    """Prints the summary of a run that is over, and its cause, as `launch` does. Returns its exit code. The
+    scheduler is asked once more, because it may know why a part of the job has ended."""
+    if seen.job and seen.code:
+        job_state.forget(seen.run)
+        seen = seen.again()
+    write(text_of_seen(seen, with_cause=False), sys.stdout)
+    if seen.condition == "failed" and seen.state.reason:
+        print(f"error: {shown(redact(seen.state.reason))}", file=sys.stderr)
+    elif seen.condition == "lost":
+        print(f"error: {why_lost(seen)}", file=sys.stderr)
+    return seen.code
+
+
+def why_lost(seen: SeenRun) -> str:
+    """Returns why a run is over that has no end."""
+    if seen.job:
+        return f"the job has ended before its head reported the end of the run: {seen.where}"
+    return "the launcher of the run is gone: it was killed"

@@ -16,7 +16,7 @@ from typing import cast
 from meshctl.cli.detach import announced
 from meshctl.cli.jobs import JobTarget, job_state, record_end
 from meshctl.cli.output import REFUSED, refuse
-from meshctl.cli.watch import end_of, why_lost
+from meshctl.cli.status import end_of, why_lost
 from meshctl.engines.engine import CannotStart, Engine, JobEngine, SubmittedJob
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.signals import Signals

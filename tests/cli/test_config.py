@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from meshctl.cli.config import config
-from meshctl.cli.crash import bug
 from meshctl.cli.launch import Options as LaunchOptions
 from meshctl.cli.launch import launch
 from meshctl.cli.load import plan_of
+from meshctl.cli.output import bug
 from meshctl.cli.show_topology import Options as Drawn
 from meshctl.cli.show_topology import show
 from meshctl.cli.validate import Options, validate

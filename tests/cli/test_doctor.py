@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from meshctl.cli import doctor as command
-from meshctl.cli.doctor import doctor
-from meshctl.cli.doctor_run import RECIPE, check_of, gpu_names, path_runs
+from meshctl.cli.doctor import RECIPE, check_of, doctor, gpu_names, path_runs
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.diagnostics.health import Check

@@ -16,8 +16,7 @@ import pytest
 from meshctl.cli.load import check
 from meshctl.cli.logs import Options, logs
 from meshctl.cli.report import report
-from meshctl.cli.status import runs, status
-from meshctl.cli.watch import watch
+from meshctl.cli.status import runs, status, watch
 from meshctl.engines.supervise.attempt import lock, mark_logs
 from meshctl.run.checkpoints.saved import FILE as MANIFEST
 from meshctl.run.checkpoints.saved import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli.logs import Misused, since_of
-from meshctl.cli.watch import watch
+from meshctl.cli.status import watch
 from meshctl.run.directory import RunDir
 from meshctl.run.log_files import LogFile
 from meshctl.view.live.seen_run import SeenRun

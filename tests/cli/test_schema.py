@@ -7,13 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from meshctl.cli.app import app
-from meshctl.cli.schema import FILE, MODELINE, text
+from meshctl.cli.init import FILE, MODELINE, schema_text
 from meshctl.recipe.fields import schema
 
 
 def test_it_is_printed() -> None:
     done = CliRunner().invoke(app, ["schema"])
-    assert done.exit_code == 0 and json.loads(done.stdout) == schema() and done.stdout == text()
+    assert done.exit_code == 0 and json.loads(done.stdout) == schema() and done.stdout == schema_text()
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_it_is_written(out: str, name: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["schema", "-o", str(tmp_path / out)])
     assert (done.exit_code, done.stdout) == (0, "")
     written = tmp_path / out if out else tmp_path / name
-    assert written.read_text(encoding="utf-8") == text()
+    assert written.read_text(encoding="utf-8") == schema_text()
     assert f"# yaml-language-server: $schema={name}\n" in done.stderr
     assert f"# yaml-language-server: $schema={FILE}\n" == MODELINE and "/" not in FILE
 

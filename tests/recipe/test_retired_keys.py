@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.head import head
+from meshctl.cli.launch import head
 from meshctl.engines.engine import engine_named
 from meshctl.recipe.fixes import apply
 from meshctl.recipe.load import load

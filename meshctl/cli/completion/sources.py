@@ -6,6 +6,7 @@ A callback receives the previous arguments of the command in `ctx.args`, and the
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,6 @@ from meshctl.cli.completion.candidate import Candidate
 
 if TYPE_CHECKING:
     from meshctl.cli.completion.overrides import Outline
-
 
 MAX_RANKS = 100
 """Maximum number of ranks that are proposed."""
@@ -98,9 +98,7 @@ def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
 
 
 def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    from meshctl.cli.completion.shells import shells
-
-    return map(Candidate, shells())
+    return map(Candidate, known_shells())
 
 
 def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
@@ -193,3 +191,27 @@ def _paths(word: str, suffixes: tuple[str, ...]) -> Iterator[Candidate]:
             yield Candidate(f"{folder}{entry.name}/")
         elif entry.name.endswith(suffixes):
             yield Candidate(f"{folder}{entry.name}")
+
+
+# `meshctl completion SHELL`
+
+FOLDER = Path(__file__).parent
+"""The folder with the script `meshctl.SHELL` of each shell that is supported."""
+
+
+def known_shells() -> tuple[str, ...]:
+    """Returns the names of the supported shells."""
+    return tuple(sorted(path.suffix[1:] for path in FOLDER.glob("meshctl.*")))
+
+
+def script(shell: str) -> int:
+    """Prints the script of a shell, or of `$SHELL` if `shell` is empty. Returns the exit code."""
+    from meshctl.cli.output import refuse, write
+    from meshctl.text.english import listed
+
+    name = shell or Path(os.environ.get("SHELL", "")).name
+    if name not in known_shells():
+        reason = f"shell `{name}` is not supported" if name else "the shell cannot be detected from SHELL"
+        return refuse(f"{reason}; available: {listed(known_shells())}")
+    write((FOLDER / f"meshctl.{name}").read_text(encoding="utf-8"), sys.stdout)
+    return 0

@@ -11,14 +11,14 @@ from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.events import restart_line
 from meshctl.text.redaction import redact
-from meshctl.view.formatting import count
+from meshctl.view.formatting import count, duration, number, rate
 from meshctl.view.pictures.colors import HUES, properties
 from meshctl.view.pictures.html import as_json, policy
 from meshctl.view.pictures.svg import inline_style
-from meshctl.view.report_page import comparison, sections, timeline
+from meshctl.view.report_page import sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, memory_plots
-from meshctl.view.report_page.record import STEP_SECONDS, RunRecord, Series
+from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, legend, memory_plots
+from meshctl.view.report_page.record import STEP_SECONDS, Point, RunRecord, Series
 from meshctl.view.report_page.sections import compared_recipes, overrides_of
 
 ICON = (
@@ -68,13 +68,13 @@ def draw_two(records: Sequence[RunRecord]) -> str:
     plots, (before, after) = Plots(records), records
 
     def both(of: Callable[[RunRecord], Markup], is_open: bool = True) -> Markup:
-        names = comparison.names_of(records)
+        names = names_of(records)
         parts = [(name, of(record)) for name, record in zip(names, records, strict=True)]
         return inner(*(sections.details(name, part or "No step.", is_open=is_open) for name, part in parts))
 
     found = [
         Section("recipes", "Difference of the recipes", compared_recipes(before.recipe, after.recipe)),
-        Section("metrics", "Metrics", inner(plots.metrics(), comparison.metric_table(records))),
+        Section("metrics", "Metrics", inner(plots.metrics(), metric_table(records))),
         Section("time", "Where the time goes", both(times)),
         Section("timeline", "Timeline", both(timeline.whole_run)),
         Section("memory", "Memory", plots.memory()),
@@ -83,7 +83,7 @@ def draw_two(records: Sequence[RunRecord]) -> str:
         Section("topology", "Topology", both(sections.topology_picture, is_open=False)),
     ]
     title = " and ".join(record.seen.name for record in records)
-    return document(title, inner(tag("h1", title), comparison.facts(records)), found, plots.all)
+    return document(title, inner(tag("h1", title), facts_of_both(records)), found, plots.all)
 
 
 def recipe(record: RunRecord) -> Markup:
@@ -158,7 +158,7 @@ class Plots:
         return inner(self._legend(), self._figures(self._memory, len(self._metrics)))
 
     def _legend(self) -> Markup | None:
-        return comparison.curves(self._records) if len(self._records) > 1 else None
+        return legend(names_of(self._records)) if len(self._records) > 1 else None
 
     def _figures(self, plots: Sequence[Plot], first: int) -> Markup:
         return tag("div", [_figure(plot, first + index) for index, plot in enumerate(plots)], class_="plots")
@@ -222,3 +222,59 @@ def style() -> str:
 
 def _read(name: str) -> str:
     return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+# Two runs beside each other
+
+
+def names_of(records: Sequence[RunRecord]) -> list[str]:
+    """Returns the names of both runs; NAME of the recipe is left out where it is the same for both."""
+    names = [record.seen.name for record in records]
+    if len({name.partition("/")[0] for name in names}) == 1 and len(set(names)) > 1:
+        return [name.partition("/")[2] for name in names]
+    return names
+
+
+def facts_of_both(records: Sequence[RunRecord]) -> Markup:
+    speeds = (record.seen.state.steps_per_second for record in records)
+    rows: list[Sequence[Child]] = [
+        ("state", *map(sections.state_word, records)),
+        ("steps", *map(sections.steps, records)),
+        ("duration", *(duration(record.seen.seconds) for record in records)),
+        ("speed", *(rate(speed) if speed else "" for speed in speeds)),
+        ("workers", *(str(record.seen.plan.job_size) for record in records)),
+        ("restarts", *(str(len(record.seen.state.restarts)) for record in records)),
+        ("launched", *(sections.when(record.seen.state.times.began) for record in records)),
+        ("why it ended", *(redact(record.seen.state.reason) for record in records)),
+    ]
+    rows = [row for row in rows if set(row[1:]) - {"", "0"}]
+    heads = [
+        tag("span", tag("span", class_=f"swatch k{n}"), name) for n, name in enumerate(names_of(records))
+    ]
+    return sections.table(("", *heads), rows)
+
+
+def metric_table(records: Sequence[RunRecord]) -> Markup:
+    """Returns the first, last, least and greatest value of each metric, a row for each run."""
+    rows = list[Sequence[Child]]()
+    known = dict.fromkeys(name for record in records for name in record.series)
+    for name in sorted(known, key=STEP_SECONDS.__eq__):
+        for index, record in enumerate(records):
+            swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
+            rows.append((name if index == 0 else "", swatch, *_row(record.series.get(name))))
+    heads = ("metric", "run", "first", "last", "least", "at step", "greatest", "at step")
+    return sections.table(heads, rows, (2, 3, 4, 5, 6, 7))
+
+
+def _row(series: Series | None) -> list[str]:
+    if series is None:
+        return [""] * 6
+    return [_value(series.first), _value(series.last), *_with_step(series.low), *_with_step(series.high)]
+
+
+def _value(point: Point | None) -> str:
+    return number(point[1]) if point else ""
+
+
+def _with_step(point: Point | None) -> tuple[str, str]:
+    return (_value(point), f"{point[0]:g}") if point else ("", "")

@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from meshctl.cli.app import app
-from meshctl.cli.completion.shells import FOLDER, shells
+from meshctl.cli.completion.sources import FOLDER, known_shells
 
 
-@pytest.mark.parametrize("shell", shells())
+@pytest.mark.parametrize("shell", known_shells())
 def test_scripts_are_printed_and_right_to_their_shells(shell: str) -> None:
     done = CliRunner().invoke(app, ["completion", shell])
     assert (done.exit_code, done.stdout) == (0, (FOLDER / f"meshctl.{shell}").read_text())

@@ -7,7 +7,7 @@
              0 │     0  1      fsdp   2 x 2       2  0 2    inside a node
              1 │     2  3      tp     2 x 2       1  0 1    inside a node
 
-Components with equal meshes share a grid. There are several levels of detail, for `fit_lines`.
+Components with equal meshes share a grid. There are several levels of detail, for `picture.fitted`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.view.pictures.text.fit_lines import Level, Section, fitted
+from meshctl.view.pictures.text.picture import Level, Section, fitted
 from meshctl.view.pictures.text.styled import (
     PALETTE,
     Column,
