@@ -59,9 +59,11 @@ def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
         metric("train", 0, 1, 1.0, "sum", stage="count", tokens=7),
         metric("train", 1, 1, 1.0, "first", stage="rate", lr=9.0),
         metric("train", 0, 1, 1.0, "first", stage="rate", lr=8.0),
+        metric("train", 0, 1, stage="", free=1.0),
     ]
     (line,) = fold([*logged, step("train", 0, 1), step("train", 1, 1)], {"train": 2})
-    assert line == {"step": 1, "time": 100.0, "count.tokens": 12, "metrics.loss": 1.0, "rate.lr": 8.0}
+    names = {"count.tokens": 12, "metrics.loss": 1.0, "rate.lr": 8.0, "free": 1.0}
+    assert line == {"step": 1, "time": 100.0, **names}
 
 
 def test_what_is_no_finite_number_is_null() -> None:
@@ -168,11 +170,6 @@ def test_numbers_of_steps_without_a_line_that_are_not_finite() -> None:
 def test_programs_and_the_launcher_do_not_count() -> None:
     others = [Event("metric", "", None, 1, "x", {"values": {"y": 1.0}}), step("program", 0, 1)]
     assert fold([*others, step("train", 0, 1)], {"train": 1}) == [{"step": 1, "time": 100.0}]
-
-
-def test_log_outside_a_stage_has_no_stage_in_its_name() -> None:
-    (line,) = fold([metric("train", 0, 1, stage="", free=1.0), step("train", 0, 1)], {"train": 1})
-    assert line["free"] == 1.0
 
 
 def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:

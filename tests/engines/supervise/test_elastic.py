@@ -230,10 +230,11 @@ def test_a_device_is_back_when_its_node_reports_it(tmp_path: Path) -> None:
     assert growth.poll(10, 0.0) == ""
 
 
-def test_a_whole_run_does_not_grow(tmp_path: Path) -> None:
+def test_a_whole_run_does_not_grow_and_a_node_without_a_part_in_it_changes_nothing(tmp_path: Path) -> None:
     machines = Machines({0})
     growth = Changes(elastic_of(tmp_path), machines, 0)
     assert growth.poll(5, 0.0) == "" and not machines.asked
+    assert growth.changes.on_stop(7, 0.0) and growth.poll(10, 9.0) == ""
 
 
 # Nodes that their scheduler ends
@@ -264,8 +265,3 @@ def test_a_run_ends_if_all_nodes_are_asked_to_or_if_it_may_lose_none(tmp_path: P
     found = leaving(tmp_path)
     assert [found.changes.on_stop(node, 0.0) for node in (1, 0, 2)] == [True, True, False]
     assert not leaving(tmp_path, can_lose=False).changes.on_stop(1, 0.0)
-
-
-def test_a_node_without_a_part_in_the_attempt_changes_nothing(tmp_path: Path) -> None:
-    found = leaving(tmp_path)
-    assert found.changes.on_stop(7, 0.0) and found.poll(10, 9.0) == ""
