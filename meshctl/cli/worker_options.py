@@ -10,17 +10,16 @@ import os
 import signal
 import sys
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import FrameType
-from typing import Any
 
 from meshctl.cli.load import Launchable
 from meshctl.cli.replay import Misused
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
-from meshctl.run.events import Event
+from meshctl.run.events import Event, Observer
 from meshctl.text.english import counted, did_you_mean
 
 NEVER_S = 30 * 24 * 3600.0
@@ -53,7 +52,7 @@ def with_debugging(ready: Launchable, name: str) -> Launchable:
     return replace(ready, plan=replace(ready.plan, run=limitless), start=start)
 
 
-class DebuggedWorker:
+class DebuggedWorker(Observer):
     """An observer that records the process of the debugged worker."""
 
     def __init__(self, worker: str) -> None:
@@ -66,9 +65,6 @@ class DebuggedWorker:
     def on_event(self, event: Event) -> None:
         if f"{event.group}:{event.rank}" == self._worker and event.name in ("started", "exited"):
             self._pid = int(event.value["pid"]) if event.name == "started" else 0
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        pass
 
     def on_end(self, code: int, reason: str) -> None:
         self._pid = 0

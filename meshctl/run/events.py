@@ -414,13 +414,16 @@ class Observer(Protocol):
     def on_attempt(self, number: int, step: int | None) -> None:
         """Attempt `number` begins. Its first step is the one after `step`, or the first of the run where that
         is None. Rows of later steps, which an earlier attempt produced, no longer count."""
+        return
 
     def on_event(self, event: Event) -> None:
         """Something has happened. Events of one process arrive in order."""
+        return
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         """A step is complete: `step`, `time`, and its metrics by `STAGE.NAME`. The row of the last step may
         arrive again with more metrics."""
+        return
 
     def on_end(self, code: int, reason: str) -> None:
         """The run is over, with an exit code and the cause or the signal. Called once, and last."""

@@ -11,11 +11,11 @@ from io import FileIO
 from typing import Any
 
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
+from meshctl.run.events import Observer
 from meshctl.run.row_file import as_json, cut
 
 
-class JsonLines:
+class JsonLines(Observer):
     """Writes the metrics file of a run. It has one row per step: a row that arrives again replaces itself."""
 
     def __init__(self, run: RunDir) -> None:
@@ -35,9 +35,6 @@ class JsonLines:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file, self._step, self._waiting = FileIO(self._path, "a"), None, []
         self._end = os.fstat(self._file.fileno()).st_size
-
-    def on_event(self, event: Event) -> None:
-        pass
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         if self._waiting and self._waiting[-1][0] == row["step"]:

@@ -30,7 +30,7 @@ from meshctl.run import clock
 from meshctl.run.clock import Offset, best_at
 from meshctl.run.directory import RunDir, replaced
 from meshctl.run.events import Event as RunEvent
-from meshctl.run.events import restart_line
+from meshctl.run.events import Observer, restart_line
 from meshctl.run.trace_file import Span, WorkerTrace
 
 INSTANTS = ("fault", "stall", "checkpoint", "restarted", "stopping", "retried")
@@ -54,7 +54,7 @@ _BASE = re.compile(rb'("baseTimeNanoseconds":\s*)(\d+)')
 _TIME = re.compile(rb'^(\s*"ts":\s*)(-?\d+)(?:\.(\d{1,3}))?', re.MULTILINE)
 
 
-class TraceWriter:
+class TraceWriter(Observer):
     def __init__(self, plan: Plan, run: RunDir) -> None:
         assert plan.run.trace is not None
         self._plan, self._run, self._last = plan, run, plan.run.trace.steps[1]
@@ -64,9 +64,6 @@ class TraceWriter:
         self._error: OSError | None = None
         self._written: object = None
         """The files of the workers, as they were when the trace was written."""
-
-    def on_attempt(self, number: int, step: int | None) -> None:
-        pass
 
     def on_event(self, event: RunEvent) -> None:
         if event.name == "clock":

@@ -9,14 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event
+from meshctl.run.events import Event, Observer
 from meshctl.run.submission import JobState, Phase, Submission
 from meshctl.text.english import counted
 
@@ -201,7 +200,7 @@ END_S = 5.0
 """Seconds in which this head has written its last event. Later events are of the next job."""
 
 
-class Requeue:
+class Requeue(Observer):
     """The observer that queues a job again after the signal before its time limit. Slurm itself queues a job
     again that was preempted, or that has lost a node."""
 
@@ -210,14 +209,8 @@ class Requeue:
         self._has_saved = False
         """True if this job has published a checkpoint."""
 
-    def on_attempt(self, number: int, step: int | None) -> None:
-        pass
-
     def on_event(self, event: Event) -> None:
         self._has_saved = self._has_saved or event.name == "checkpoint"
-
-    def on_row(self, row: Mapping[str, Any]) -> None:
-        pass
 
     def on_end(self, code: int, reason: str) -> None:
         """Queues the job again, before the end of the run is written to `state.json`, so that its followers
