@@ -199,7 +199,7 @@ class Journal(EventLog):
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
         who = self._rank if rank is None else rank
-        self._append(self._line(name, who, step, stage, value, clock.now()))
+        self._append(_line(Event(name, self._group, who, step, stage, value, clock.now())))
 
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step in one write, all with the same time: readers sort by it and keep
@@ -210,8 +210,9 @@ class Journal(EventLog):
         lines = list[bytes]()
         for metric in report.metrics:
             value = {key: metric[key] for key in ("values", "weight", "collect")}
-            lines.append(self._line("metric", self._rank, step, metric["stage"], value, now))
-        self._append(b"".join([*lines, self._line("step", self._rank, step, "", report.value, now)]))
+            lines.append(_line(Event("metric", self._group, self._rank, step, metric["stage"], value, now)))
+        step_event = Event("step", self._group, self._rank, step, "", report.value, now)
+        self._append(b"".join([*lines, _line(step_event)]))
 
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
@@ -239,26 +240,6 @@ class Journal(EventLog):
                 os.close(self._file)
                 self._file, self._path = file, path
 
-    def _line(
-        self,
-        name: str,
-        rank: int | None,
-        step: int | None,
-        stage: str,
-        value: Mapping[str, Any],
-        now: float,
-    ) -> bytes:
-        event = {
-            "name": name,
-            "group": self._group,
-            "rank": rank,
-            "step": step,
-            "stage": stage,
-            "value": value,
-            "time": now,
-        }
-        return (_LINE.encode(event) + "\n").encode()
-
     def flush(self, seconds: float = 0.0) -> None:
         """Writes the events that a full or read-only disk did not take, and waits for it, at most this long.
         Raises `OSError` if the disk still does not take them."""
@@ -272,6 +253,10 @@ class Journal(EventLog):
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def _line(event: Event) -> bytes:
+    return (_LINE.encode(vars(event)) + "\n").encode()
 
 
 def _ends_with_line(path: Path) -> bool:
