@@ -214,16 +214,17 @@ def _live(
 class Impostor:
     """A peer that sends messages by hand to a transport, which knows it as a job rank."""
 
-    def __init__(self, address: str, job_rank: int = 1, token: str = "token") -> None:
-        first, second = address.split()
-        self.is_local = "." not in first
+    def __init__(self, address: str, job_rank: int = 1, greeting: bytes | None = None) -> None:
+        """`greeting` is sent in place of that of the job rank."""
+        place, name = address.split()
+        self.is_local = "." not in place
         kind = (
             (socket.AF_UNIX, socket.SOCK_SEQPACKET) if self.is_local else (socket.AF_INET, socket.SOCK_STREAM)
         )
         self._sock = socket.socket(*kind)
-        self._sock.connect(bytes.fromhex(second) if self.is_local else (first, int(second)))
+        self._sock.connect(bytes.fromhex(name) if self.is_local else (place, int(name)))
         self._sock.settimeout(HANG_S)
-        self.send(hello(job_rank, token))
+        self.send(hello(job_rank) if greeting is None else greeting)
 
     def frame(self, tag: int, data: bytes) -> None:
         self.send(message(Kind.FRAME, tag, data))

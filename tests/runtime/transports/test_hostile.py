@@ -86,9 +86,7 @@ def test_a_stranger_is_closed_and_disturbs_nobody(kind: str, words: bytes) -> No
     with connected_impostor(kind=kind) as (plane, impostor):
         impostor.frame(TAG, pack("first").numpy().tobytes())
         assert plane.receive_value(1, TAG) == "first"
-        stranger = Impostor(address_of(plane), token="token" if words == hello(1) else "")
-        with suppress(OSError):
-            stranger.send(words)
+        stranger = Impostor(address_of(plane), greeting=words)
         impostor.frame(TAG, pack("good").numpy().tobytes())
         assert plane.receive_value(1, TAG) == "good" and error_after_polling(plane) == ""
         assert stranger.is_closed and not plane.queued(1, TAG)
@@ -100,8 +98,7 @@ def test_connections_that_never_send_hello_do_not_pile_up(monkeypatch: pytest.Mo
     with connected_impostor(kind="tcp") as (plane, impostor):
         impostor.frame(TAG, pack("first").numpy().tobytes())
         assert plane.receive_value(1, TAG) == "first"
-        monkeypatch.setattr("tests.runtime.hostile_world.hello", lambda *_: hello(1)[:5])
-        silent = [Impostor(address_of(plane)) for _ in range(6)]
+        silent = [Impostor(address_of(plane), greeting=hello(1)[:5]) for _ in range(6)]
         assert [each.is_closed for each in silent[:3]] == [True] * 3
         impostor.frame(TAG, pack("still here").numpy().tobytes())
         assert plane.receive_value(1, TAG) == "still here"
@@ -164,9 +161,8 @@ def test_no_bytes_over_tcp_break_more_than_their_peer(pieces: list[bytes], is_kn
     one = DataPlane(Context(0))
     way = TcpTransport(one, "token")
     way.connect({0: way.address, 1: way.address, 2: way.address})
-    hostile, peer = Impostor(way.address, token="token" * is_known), Impostor(way.address, 2)
-    with suppress(OSError):
-        hostile.send(b"".join(pieces))
+    hostile = Impostor(way.address, greeting=hello(1) * is_known + b"".join(pieces))
+    peer = Impostor(way.address, 2)
     peer.frame(4, b"ok")
     with suppress(PeerLost):
         assert bytes(one.receive(2, 4).frame.tolist()) == b"ok"

@@ -7,7 +7,6 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Protocol
 
 from torch import Tensor
 
@@ -84,19 +83,6 @@ class PeerBlocks:
         self._mapped.clear()
 
 
-class Send(Protocol):
-    """Sends a message to a peer."""
-
-    def __call__(
-        self,
-        connection: Connection,
-        kind: Kind,
-        tag: int = 0,
-        body: bytes = b"",
-        files: Sequence[int] = (),
-    ) -> None: ...
-
-
 class OutOfBand:
     """Both ends of the tensors that travel out of band."""
 
@@ -105,10 +91,11 @@ class OutOfBand:
         data_plane: DataPlane,
         pool: BufferPool,
         peer_blocks: PeerBlocks,
-        send: Send,
+        send: Callable[..., None],
         release: Callable[[Connection, Use, int, int], None],
     ) -> None:
-        """`release` returns a block, whose last view has died, to the peer that owns it."""
+        """`send` is that of the transport. `release` returns a block, whose last view has died, to the peer
+        that owns it."""
         self._data_plane, self._pool, self._peer_blocks = data_plane, pool, peer_blocks
         self._send, self._release = send, release
 
