@@ -227,14 +227,15 @@ def unpack(
     `FrameError` for a malformed frame.
     """
     memory = tensor_of(frame)
-    size = len(memory)
+    size, address = len(memory), memory.data_ptr()
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
-    magic, length = _PREFIX.unpack(bytes_of(memory[: _PREFIX.size]))
+    magic, length = _PREFIX.unpack(ctypes.string_at(address, _PREFIX.size))
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
         raise FrameError("these bytes are not a frame")
-    return _Reader(memory, _aligned(end), out_of_band, device).value(bytes_of(memory[_PREFIX.size : end]))
+    header = ctypes.string_at(address + _PREFIX.size, length)
+    return _Reader(memory, _aligned(end), out_of_band, device).value(header)
 
 
 class _Reader:
@@ -242,7 +243,7 @@ class _Reader:
         self, frame: Tensor, start: int, out_of_band: Sequence[Tensor], device: torch.device | None
     ) -> None:
         """`start` is the place of the first tensor in the frame."""
-        self._bytes, self._size, self._start = frame.numpy(), len(frame), start
+        self._frame, self._size, self._start = frame, len(frame), start
         self._out_of_band, self._device = out_of_band, device
         self._depth = 0
         self._views: dict[tuple[int, ...], Tensor] = {}
@@ -309,7 +310,8 @@ class _Reader:
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
         # each tensor has a storage of its own, so torch counts the writes into it alone
-        return torch.from_numpy(self._bytes[begin : begin + nbytes]).view(dtype).view(shape)
+        data = torch.from_numpy(self._frame.numpy()[begin : begin + nbytes]).view(dtype)
+        return data if len(shape) == 1 else data.view(shape)
 
     def _ragged_of(self, values: Tensor, offsets: Tensor) -> Ragged:
         checked = self._ragged.get(id(offsets))

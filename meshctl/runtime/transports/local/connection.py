@@ -88,7 +88,7 @@ class Connection(PeerConnection):
         Raises `BlockingIOError` if there is none yet, `ConnectionResetError`, `TooManyFiles`, and
         `struct.error` for a malformed message."""
         data, ancillary, flags, _ = self.sock.recvmsg(_MAX_BYTES, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
-        files = _files_in(ancillary)
+        files = _files_in(ancillary) if ancillary else []
         try:
             if flags & _TRUNCATED and len(files) < MAX_FILES:
                 raise TooManyFiles
