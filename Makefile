@@ -75,7 +75,7 @@ $(TORCH)/ready: pyproject.toml constraints.txt | $(READY)
 	PIP_CONSTRAINT=$(CURDIR)/$(TORCH)/constraints.txt $(TORCH)/bin/python -m pip install -q torch==$(OTHER_TORCH) -e .
 	@touch $(TORCH)/ready
 
-test: style $(BROWSER) $(SLURM)
+test: style $(BROWSER)
 	@$(MAKE) --no-print-directory -j2 types suite
 
 suite: $(TOOLS) $(BYTECODE)

@@ -22,7 +22,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.process import IN_JOB
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS
-from tests.engines.test_slurm import ENGINE, TWO_SETS, needs_slurm
+from tests.engines.test_slurm import ENGINE, TWO_SETS
 from tests.paths import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -87,9 +87,10 @@ def test_the_steps_in_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert container_steps() == (GOLDEN / "slurm_containers.txt").read_text()
 
 
-@needs_slurm
 def test_a_dry_run_of_4096_nodes_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "sbatch").symlink_to("/bin/true")
     (tmp_path / "parts.py").write_text(PARTS)
     big = TWO_SETS.replace("nodes: 3", "nodes: 4096").replace("{ranks: 3,", "{ranks: 32768,")
     (tmp_path / "recipe.yaml").write_text(big.replace("samples: 6", "samples: 32768"))

@@ -58,7 +58,6 @@ def answers(batch: Batch) -> list[list[int]]:
 
 
 def logprobs(actor: Model, batch: Batch, temperature: float = 1.0) -> Tensor:
-    """Returns the log-probabilities of all labels at a temperature, from whole texts without a cache."""
     return torch.cat(label_logprobs(actor.module.eval(), batch, temperature))
 
 
