@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.overhead import cpu_seconds
+from meshctl import __version__
 from meshctl.engines.checks import on_node
 from meshctl.engines.checks.requirements import Needs
-from meshctl.engines.connection import version
 from meshctl.network.addresses import split
 from meshctl.network.connection import new_nonce, proof_of
 from meshctl.plan.model import Plan
@@ -94,7 +94,7 @@ class Node:
 
     def connect(self, host: str, port: int) -> None:
         self.sock = socket.create_connection((host, port), LIMIT_S)
-        self._send(node=self.number, version=version(), plan="", nonce=self._nonce)
+        self._send(node=self.number, version=__version__, plan="", nonce=self._nonce)
         self.sock.setblocking(False)
 
     def _send(self, **message: object) -> None:
