@@ -5,14 +5,16 @@
     for peer in arrivals.receive(file): ...          # one has authenticated
     arrivals.expire(now)
 
-A peer that does not authenticate in time is dropped.
+A peer that does not authenticate in time is dropped. Where it is crowded, the host that has the most of them
+makes room.
 """
 
 from __future__ import annotations
 
 import select
 import socket
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 
 from meshctl.engines.connection import Handshake
 from meshctl.network.connection import Connection, ProtocolError
@@ -20,7 +22,14 @@ from meshctl.network.connection import Connection, ProtocolError
 STRANGERS_MAX = 256
 """Maximum number of peers that authenticate at the same time."""
 STRANGER_S, CROWDED_S = 10.0, 1.0
-"""Time limits for a peer to authenticate: usually, and while `STRANGERS_MAX` do."""
+"""Time limits for a peer to authenticate: usually, and for those of the crowd."""
+
+
+def crowd_of(hosts: Iterable[str]) -> str | None:
+    """Returns the host that has the most of `STRANGERS_MAX` peers; None while there are fewer. `hosts` are
+    those of all peers that authenticate."""
+    counts = Counter(hosts)
+    return counts.most_common(1)[0][0] if counts.total() >= STRANGERS_MAX else None
 
 
 class Arrivals:
@@ -71,9 +80,9 @@ class Arrivals:
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""
-        limit_s = STRANGER_S if len(self._strangers) < STRANGERS_MAX else CROWDED_S
+        crowd = crowd_of(one.connection.peer_host for one in self._strangers.values())
         for file, one in list(self._strangers.items()):
-            if now - one.began > limit_s:
+            if now - one.began > (CROWDED_S if one.connection.peer_host == crowd else STRANGER_S):
                 one.connection.close()
                 self._forget(file)
 

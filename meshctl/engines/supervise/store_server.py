@@ -76,6 +76,8 @@ class StoreServer:
         """Key -> the event that it is set, for the keys that clients wait for."""
         self._places = asyncio.Semaphore(arrivals.STRANGERS_MAX)
         """The clients that may authenticate at the same time. Further ones wait in the listener's queue."""
+        self._strangers: dict[asyncio.Timeout, str] = {}
+        """The time limit of each client that authenticates -> its host."""
         self._loop, self._is_over = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="control store")
         self._thread.start()
@@ -100,23 +102,26 @@ class StoreServer:
         clients = set[asyncio.Task[None]]()
         while True:
             await self._places.acquire()
-            limit_s = arrivals.CROWDED_S if self._places.locked() else arrivals.STRANGER_S
             try:
-                sock, _ = await self._loop.sock_accept(self._listener)
+                sock, address = await self._loop.sock_accept(self._listener)
             except OSError:
                 self._places.release()
                 await asyncio.sleep(RETRY_S)
                 continue
-            clients.add(task := self._loop.create_task(self._serve_client(_Client(sock), limit_s)))
+            clients.add(task := self._loop.create_task(self._serve_client(_Client(sock), address[0])))
             task.add_done_callback(clients.discard)
 
-    async def _serve_client(self, client: _Client, limit_s: float) -> None:
-        """Serves a client that authenticates within `limit_s` seconds, until it ends."""
+    async def _serve_client(self, client: _Client, host: str) -> None:
+        """Serves a client that authenticates in time, until it ends."""
+        limit = asyncio.timeout(arrivals.STRANGER_S)
         try:
             try:
-                async with asyncio.timeout(limit_s):
+                async with limit:
+                    self._strangers[limit] = host
+                    self._make_room()
                     await client.authenticate(self._token)
             finally:
+                self._strangers.pop(limit, None)
                 self._places.release()
             while True:
                 request = await client.receive(REQUEST_BYTES_MAX)
@@ -125,6 +130,13 @@ class StoreServer:
             pass  # it has ended, or is no client
         finally:
             client.close()
+
+    def _make_room(self) -> None:
+        """Leaves less time to the crowd, if there is one."""
+        crowd, soon = arrivals.crowd_of(self._strangers.values()), self._loop.time() + arrivals.CROWDED_S
+        for limit, host in self._strangers.items():
+            if host == crowd and (limit.when() or soon) > soon:
+                limit.reschedule(soon)
 
     async def _value(self, client: _Client, request: Message) -> Any:
         """Returns the answer to a request; None after the time limit of one that waits."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 from processes import wait
@@ -171,6 +172,29 @@ def test_silent_strangers_make_room(
         joining = pool.submit(join, address_of(listener), 0, "token")
         polled(nodes, lambda: nodes.has_joined(0))
         joining.result()[0].close()
+
+
+@pytest.mark.parametrize("server", ["head", "store"])
+def test_the_host_with_the_most_strangers_makes_room(
+    listener: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 3)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
+    with ExitStack() as stack:
+        if server == "head":
+            nodes = stack.enter_context(closing(Nodes(listener, "token", 0.0)))
+            nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+        else:
+            stack.enter_context(closing(StoreServer(listener, "token")))
+        hosts = ("127.0.0.2", "127.0.0.1", "127.0.0.1")
+        alone, *crowd = (
+            stack.enter_context(socket.create_connection(listener.getsockname(), source_address=(host, 0)))
+            for host in hosts
+        )
+        while len(select.select(crowd, [], [], 0.02)[0]) < len(crowd):  # they are closed
+            if server == "head":
+                nodes.poll()
+        assert not select.select([alone], [], [], 0)[0], "it has the usual time"
 
 
 @pytest.mark.parametrize("server", ["head", "store"])
