@@ -139,7 +139,7 @@ class Node:
         self._journal.write("ready", step=0, last=None, source="")
 
     def beat(self) -> None:
-        self._send(type="beat")
+        self._send(type="beat", pid=os.getpid())
 
     def end_step(self) -> None:
         if self._journal:

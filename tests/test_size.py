@@ -18,7 +18,7 @@ ROOMS = {
     "components": 698,
     "data": 2502,
     "diagnostics": 273,
-    "engines": 13060,
+    "engines": 13151,
     "hf": 5381,
     "losses": 1152,
     "network": 463,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 85_934
-TESTS = 66_435
+TOTAL = 86_025
+TESTS = 66_478
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any
 
-from benchmarks.fault_cases.case import Case, Measured, Place, Running
+from benchmarks.fault_cases.case import FORK_SERVER, Case, Measured, Place, Running
 
 REPORT_S = 10.0
 """The bar for the report of a stall."""
@@ -95,6 +95,18 @@ BAR = "named in 10 s, with its stack"
 CASES = [
     Case(
         6, "SIGSTOP of a worker", "named in 10 s", lambda place: stopped(place, "two:1", "two:1 is stopped")
+    ),
+    Case(
+        6,
+        "SIGSTOP of an agent",
+        "named in 10 s",
+        lambda place: stopped(place, "mesh two/0", "the agent of two is stopped"),
+    ),
+    Case(
+        6,
+        "SIGSTOP of the node process",
+        "named in 10 s",
+        lambda place: stopped(place, FORK_SERVER, "the fork server is stopped"),
     ),
     Case(6, "an endpoint sleeps", BAR, lambda place: hangs(place, "hold", "in hold")),
     Case(6, "an endpoint loops", BAR, lambda place: hangs(place, "loop", "in loop")),

@@ -13,7 +13,9 @@
                     {"type": "progress", "attempt": 2, "workers": [["train", 1, RECORD, SECONDS], ...],
                      "moved": [["train", 0], ...]}
                     {"type": "stacks", "attempt": 2, "workers": [["train", 1, STATE], ...]}
-                    {"type": "ended", "attempt": 2}, {"type": "refused", "error": "why"}, {"type": "beat"}
+                    {"type": "stopped", "attempt": 2, "processes": [["the agent of train", PID], ...]}
+                    {"type": "ended", "attempt": 2}, {"type": "beat", "pid": PID}
+                    {"type": "refused", "error": "why"}
                     {"type": "clock", "sent": SECONDS, "at": SECONDS}: what the head sent, and its own clock
                     {"type": "download", "attempt": 2, "name": "ORG/MODEL", "received": BYTES, "total": BYTES}
                     {"type": "unfit", "attempt": 2, "error": "why"}: no worker of the attempt was started

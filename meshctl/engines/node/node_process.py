@@ -125,7 +125,11 @@ class NodeProcess:
         self._last_seen = time.monotonic()
         self._events = EventForwarding(job.run.events) if job.path else None
         self._beat = -math.inf
-        """The time of the last beat. The first one is due at once."""
+        """The time of the last beat. The first one, which has the pid of this process, is due at once."""
+        self._stopped: list[tuple[str, int]] = []
+        """The stopped agents that were reported last."""
+        self._looked = -math.inf
+        """The time of the last look at the agents."""
 
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if the last agent of each group has exited
@@ -215,7 +219,7 @@ class NodeProcess:
             self._last_seen = now
         if now - self._beat >= beat_s(self._lease_s):
             self._beat = now
-            self._connection.send({"type": "beat"})
+            self._connection.send({"type": "beat", "pid": os.getpid()})
         if self._lease_s and now - self._last_seen > self._lease_s:
             self._silence_s = now - self._last_seen
             self._connection.close()
@@ -435,6 +439,17 @@ class NodeProcess:
             self._report("progress", workers=[*failed, *stand], moved=move)
         if found := self._stacks.poll(time.monotonic()):
             self._report("stacks", workers=found)
+        self._report_stopped(time.monotonic())
+
+    def _report_stopped(self, now: float) -> None:
+        """Reports the agents that are stopped (SIGSTOP), with their pids, each time that they change."""
+        if self._attempt and now - self._looked >= POLL_S:
+            self._looked = now
+            agents = self._attempt.agents.items()
+            stopped = [(f"the agent of {group}", pid) for pid, group in agents if stacks.is_stopped(pid)]
+            if stopped != self._stopped:
+                self._stopped = stopped
+                self._report("stopped", processes=stopped)
 
     def _report_logs(self) -> None:
         for path, reason in self._logs.receive():

@@ -58,7 +58,7 @@ from meshctl.engines.supervise.node_changes import NodeChanges
 from meshctl.engines.supervise.nodes import NodeLost, Report
 from meshctl.engines.supervise.restarts import GroupRestart
 from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
-from meshctl.engines.supervise.stalls import StallWatch
+from meshctl.engines.supervise.stalls import StallWatch, StoppedWatch
 from meshctl.engines.supervise.watches import Clocks, Note, Stragglers, Watch
 from meshctl.network.connection import Message
 from meshctl.plan.resizing import Device
@@ -121,14 +121,17 @@ class Head:
     def _made_watches(self) -> list[Watch]:
         """Returns all watches, that of this process first."""
         session, attempt, orderly = self._session, self._attempt, self._orderly
+        stopped = StoppedWatch(self._plan.run.patience, self._nodes.local_pids)
         stalls = StallWatch(
             self._plan,
             self._nodes.ask_stacks,
             attempt.run.stalls,
             lambda: orderly.is_agreeing,
             is_suspended=bool(attempt.start.debug),
+            has_stopped=lambda: stopped.has_any,
         )
-        return [session.watch, session.files, self._collectives, stalls, Stragglers(), Clocks()]
+        watches = [session.watch, session.files, self._collectives, stalls, Stragglers(), Clocks()]
+        return watches if attempt.start.debug else [stopped, *watches]
 
     def follow(self) -> Outcome:
         """Begins the attempt and follows it until none of its processes runs. Returns the outcome."""

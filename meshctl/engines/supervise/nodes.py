@@ -70,6 +70,8 @@ class _Node:
     last_seen: float = 0.0
     host: str = ""
     """The address from which it has connected last; empty if it has not."""
+    pid: int = 0
+    """The pid of the node process, once it has sent a beat."""
     clock_readings: int = 0
     """The number of readings of its clock since its last beat."""
     has_joined: bool = False
@@ -136,6 +138,11 @@ class Nodes:
     def lost(self) -> list[int]:
         """The lost nodes, which must be restarted before another attempt."""
         return [number for number, node in self._nodes.items() if node.is_lost]
+
+    def local_pids(self) -> dict[int, int]:
+        """Returns the pids of the node processes, where all of them are on this machine."""
+        joined = {} if self._lease_s else self._nodes
+        return {number: node.pid for number, node in joined.items() if node.connection and node.pid}
 
     def has_joined(self, number: int) -> bool:
         """Returns whether a node has connected, now or earlier."""
@@ -409,7 +416,7 @@ class Nodes:
         received = time.monotonic()
         is_beat = message["type"] == "beat"
         if is_beat:
-            node.clock_readings = 0
+            node.clock_readings, node.pid = 0, message["pid"]
         if self._reads_clocks and node.clock_readings < CLOCK_READINGS:
             node.clock_readings += 1
             node.send({"type": "clock", "sent": time.monotonic()})

@@ -15,6 +15,9 @@ the workers that hold up the run, the chain of waits, and the stacks:
       train:0 waits for train:1: `all_reduce sum` at parts.py:31
       train:1, innermost frame first:
         parts.py:14 in update
+
+Agents and node processes that are stopped (SIGSTOP) report nothing, while their workers may go on.
+`StoppedWatch` names them, and no worker in their place.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node.stacks import ProcessState
+from meshctl.engines.node.stacks import ProcessState, is_stopped
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.waits import (
     Known,
@@ -68,8 +71,10 @@ ROUND_S = 1.0
 REPORT_S = 9.0
 """Seconds after which a stall is reported. The stacks, or the poll that finds a stopped process, take up to a
 second more."""
+STOPPED_S, LOOK_S = 7.0, 1.0
+"""The same for an agent or a node process, and seconds between two looks at them."""
 FIRST_STEP_S = 60.0
-"""The same before the first step of a worker is over."""
+"""The same as `REPORT_S` before the first step of a worker is over."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +119,14 @@ class StallWatch(Watch):
         log: Path,
         is_stopping: Callable[[], bool] = lambda: False,
         is_suspended: bool = False,
+        has_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """`ask(node, [(group, rank, pid), ...])` requests states and stacks from a node. `log` is the file of
         reports with all stacks, and `is_stopping` returns whether the workers agree on a last step.
-        `is_suspended`: no stall is ever found, because a worker is debugged."""
+        `is_suspended`: no stall is ever found, because a worker is debugged. `has_stopped` returns whether a
+        process that reports workers is stopped."""
         self._plan, self._ask, self._log, self._is_stopping = plan, ask, log, is_stopping
-        self._is_suspended = is_suspended
+        self._is_suspended, self._has_stopped = is_suspended, has_stopped
         self._positions: dict[Worker, _Position] = {}
         self._advanced: dict[Worker, float] = {}
         """Worker -> when its last event arrived."""
@@ -351,6 +358,9 @@ class StallWatch(Watch):
         workers = tuple(worker for worker in asked.workers if worker in waits)
         if not workers or self._age(workers[0]) < self._now - asked.asked:  # they advance again
             return
+        states = (self._states.get(worker, ProcessState()).state for worker in workers)
+        if self._has_stopped() and all(state in ("", "Z") for state in states):
+            return  # these workers have ended, or are unknown
         if self._note_torch(workers, known.in_torch):
             return  # the next poll finds the workers that they wait for
         graph = {worker: wait.workers for worker, wait in waits.items()}
@@ -388,6 +398,60 @@ class StallWatch(Watch):
         ]
         self._in_torch.update((worker, self._positions[worker].since) for worker in found)
         return bool(found)
+
+
+class StoppedWatch(Watch):
+    """Finds stopped agents, which node processes report, and stopped node processes on this machine. On
+    another one, the lease ends a node that is silent."""
+
+    def __init__(self, patience_s: float, local_pids: Callable[[], Mapping[int, int]]) -> None:
+        """`patience_s` is `run.patience`; 0 for no limit. `local_pids` returns, for the nodes on this
+        machine, node -> the pid of its process."""
+        self._patience_s, self._local_pids = patience_s or math.inf, local_pids
+        self._agents: dict[int, list[tuple[str, int]]] = {}
+        """Node -> the name and the pid of each stopped agent."""
+        self._since: dict[tuple[str, int], float] = {}
+        """A stopped process -> the time since which it is known to be stopped."""
+        self._reported: set[tuple[str, int]] = set()
+        self._advanced = self._polled = -math.inf
+        """The times at which a worker has last advanced, and of the last look at processes."""
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self._since)
+
+    def add(self, event: Event, now: float) -> None:
+        if event.rank is not None:
+            self._advanced = max(self._advanced, now)
+
+    def receive(self, message: Message, now: float) -> None:
+        if message["type"] == "stopped":
+            self._agents[message["node"]] = [(what, pid) for what, pid in message["processes"]]
+
+    def poll(self, now: float) -> Iterator[Finding]:
+        if now - self._polled < LOOK_S:
+            return
+        if now - self._polled > JUMP_S:  # this process was itself stopped
+            self._since.clear()
+        self._polled, pids = now, self._local_pids()
+        stopped = {agent for agents in self._agents.values() for agent in agents}
+        for node, pid in pids.items():
+            if is_stopped(pid):
+                stopped.add(
+                    ("the fork server" if len(pids) == 1 else f"the node process of node {node}", pid)
+                )
+        self._since = {one: self._since.get(one, now) for one in stopped}
+        self._reported &= stopped
+        for (what, pid), since in self._since.items():
+            if now - since >= STOPPED_S and (what, pid) not in self._reported:
+                self._reported.add((what, pid))
+                text = f"{what} is stopped (SIGSTOP); `kill -CONT {pid}` continues it"
+                text = f"stalled for {now - since + LOOK_S:.0f} s: {text}"
+                yield Note("stall", {"workers": [], "seconds": now - since, "text": [text]})
+            if now - max(since, self._advanced) >= self._patience_s:
+                self._advanced = math.inf  # it ends the run once
+                advanced = f"no worker has advanced for {self._patience_s:.0f} s (`run.patience`)"
+                yield Fault(Cause(Priority.OWN, f"{what} is stopped (SIGSTOP), and {advanced}"))
 
 
 def known_wait(record: Record) -> bool:

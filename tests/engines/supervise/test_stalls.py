@@ -17,11 +17,13 @@ from meshctl.engines.supervise.stalls import (
     JUMP_S,
     LONGEST_TIMES,
     REPORT_S,
+    STOPPED_S,
     StallWatch,
+    StoppedWatch,
     frames_of,
 )
 from meshctl.engines.supervise.waits import Worker
-from meshctl.engines.supervise.watches import Note
+from meshctl.engines.supervise.watches import Fault, Note
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
@@ -249,3 +251,44 @@ def test_a_worker_that_waits_for_a_checkpoint_shows_the_thread_that_writes_it() 
         "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py:9 in write"
     ]
     assert frames_of(ProcessState(stack=main))[0] == "/lib/python3.11/threading.py:1 in join"
+
+
+# Processes that are stopped
+
+
+@pytest.mark.parametrize("pids", [{}, {0: 1}, {0: 1, 1: 2}], ids=len)
+def test_a_stopped_agent_or_node_process_is_reported_and_ends_a_run_that_stands(
+    pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without node processes on this machine, an agent on another one is stopped."""
+    monkeypatch.setattr("meshctl.engines.supervise.stalls.is_stopped", lambda pid: pid == 1)
+    watch = StoppedWatch(100.0, lambda: pids)
+    name = ("the agent of train", "the fork server", "the node process of node 0")[len(pids)]
+    if not pids:
+        watch.receive({"type": "stopped", "node": 3, "processes": [(name, 1)]}, 0.0)
+    found = [(now, one) for now in range(300) for one in looked_at(watch, float(now), is_moving=now < 150)]
+    (first, note), (last, fault) = found
+    assert isinstance(note, Note) and isinstance(fault, Fault) and (first, last) == (STOPPED_S, 249)
+    assert note.value["text"] == [
+        f"stalled for 8 s: {name} is stopped (SIGSTOP); `kill -CONT 1` continues it"
+    ]
+    assert fault.cause.error.startswith(f"{name} is stopped (SIGSTOP), and no worker has advanced for 100 s")
+
+
+def looked_at(watch: StoppedWatch, now: float, is_moving: bool) -> list[Any]:
+    if is_moving:
+        watch.add(Event("step", "train", 0, 1, value={}), now)
+    return [*watch.poll(now)]
+
+
+@pytest.mark.parametrize(
+    ("state", "stopped", "is_named"),
+    [("", True, False), ("Z", True, False), ("S", True, True), ("", False, True)],
+)
+def test_a_worker_that_has_ended_is_no_cause_while_its_agent_is_stopped(
+    state: str, stopped: bool, is_named: bool
+) -> None:
+    run = Run(has_stopped=lambda: stopped)
+    run.states = dict.fromkeys(WORKERS, ProcessState(state=state))
+    run.stand("train", 0)
+    assert bool(run.until(200.0)) == is_named == bool(run.causes)
