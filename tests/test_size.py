@@ -14,11 +14,11 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 946,
-    "cli": 5048,
+    "cli": 5053,
     "components": 698,
     "data": 2502,
     "diagnostics": 273,
-    "engines": 13151,
+    "engines": 13155,
     "hf": 5381,
     "losses": 1152,
     "network": 463,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 765,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 86_025
-TESTS = 66_484
+TOTAL = 86_034
+TESTS = 66_494
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -12,6 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from meshctl.cli.load import CheckResult
@@ -118,8 +119,12 @@ def _write(before: Texts, after: Texts) -> str:
             if not os.access(path, os.W_OK):
                 return f"`{path}` cannot be written: permission denied"
             with replaced(path) as part:
+                old = path.stat()
+                part.touch(0o600, exist_ok=False)  # nobody else reads a part of a private file
                 part.write_bytes(data)
-                part.chmod(path.stat().st_mode & 0o7777)
+                with suppress(OSError):  # only root may change the owner of a file
+                    os.chown(part, old.st_uid, old.st_gid)
+                part.chmod(old.st_mode & 0o7777)
         except OSError as error:
             return f"`{path}` cannot be written: {why(error)}"
     return ""
