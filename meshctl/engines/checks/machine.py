@@ -155,9 +155,12 @@ def _free_memory(requirements: Requirements) -> Check:
 
 def _dev_shm(requirements: Requirements) -> Check:
     """Checks the size of /dev/shm, which matters to NCCL."""
-    stat = os.statvfs("/dev/shm")
-    free = stat.f_bavail * stat.f_frsize
-    found = f"{amount(free)} free of {amount(stat.f_blocks * stat.f_frsize)}"
+    try:
+        stat = os.statvfs("/dev/shm")
+        free = stat.f_bavail * stat.f_frsize
+        found = f"{amount(free)} free of {amount(stat.f_blocks * stat.f_frsize)}"
+    except OSError as error:
+        free, found = 0, f"cannot be used: {error.strerror}"
     if free >= MIN_SHM_BYTES or len(requirements.devices) < 2:
         return Check("memory", "/dev/shm", "ok", found)
     remedy = (

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,13 @@ def test_this_machine_passes_and_each_name_is_there_once(tmp_path: Path) -> None
         assert check.found and (check.state == "ok") == (not check.remedy), check
     assert not [check for check in checks if check.state == "failure"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_may_have_no_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = FileNotFoundError(2, "No such file or directory")
+    monkeypatch.setattr("os.statvfs", Mock(side_effect=missing))
+    *_, found = machine.check_memory(Requirements(workers=2, device_bytes={"0": 0, "1": 0}))
+    assert found.state == "warning" and found.found.startswith("cannot be used: No such file or directory")
 
 
 def test_a_topic_that_cannot_be_examined_stops_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
