@@ -78,7 +78,8 @@ class NodeFacts:
     """False if the examination has failed, which is then the only problem."""
 
 
-NODE = NodeFacts()
+UNKNOWN = NodeFacts()
+"""The facts of a node that has not reported any."""
 
 
 def check_start(plan: Plan, start: Start, node: int = 0, environ: Mapping[str, str] = os.environ) -> None:
@@ -217,7 +218,7 @@ def judge(facts: Mapping[int, NodeFacts], plan: Plan, is_shared: bool = True) ->
         if is_shared and not one.shares_files and one.is_examined:
             found[OTHER_FILES].append(node)
         for peer, address, why in one.unreached:
-            if peer < node and any(node == other for other, *_ in facts.get(peer, NODE).unreached):
+            if peer < node and any(node == other for other, *_ in facts.get(peer, UNKNOWN).unreached):
                 continue  # this is the other direction of the same wall
             text = f"it does not reach {name_of(peer, facts)} at {address}: {why}"
             found[Check("network", "network", "failure", text, FIREWALL)].append(node)

@@ -111,7 +111,7 @@ class NodeProcess:
         self._download: Task | None = None
         """The download that the agents of the attempt wait for."""
         self._examination: Task | None = None
-        self._door = listen(connection.own_host) if lease_s else None
+        self._listener = listen(connection.own_host) if lease_s else None
         """The socket to which other nodes connect, to see whether they reach this one; None for a process of
         the head. Nothing is read from it."""
         self._failed: set[str] = set()
@@ -134,9 +134,9 @@ class NodeProcess:
     def run(self) -> int:
         """Runs until the end of the run. Returns the exit code: 0 if the last agent of each group has exited
         with 0 and the head has ended the run."""
-        if self._door:
-            self._door.setblocking(False)
-            self._connection.send({"type": "listens", "address": joined(*self._door.getsockname()[:2])})
+        if self._listener:
+            self._listener.setblocking(False)
+            self._connection.send({"type": "listens", "address": joined(*self._listener.getsockname()[:2])})
         while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
             before = time.monotonic()
             sending = [self._connection] if self._connection.has_unsent else []
@@ -146,9 +146,9 @@ class NodeProcess:
             self._pass_request()
             if writable:
                 self._connection.flush()
-            if self._door and self._door in ready:
+            if self._listener and self._listener in ready:
                 with suppress(OSError):
-                    self._door.accept()[0].close()
+                    self._listener.accept()[0].close()
             self._server.serve(ready)
             self._read_tasks(ready)
             self._reap()
@@ -180,7 +180,7 @@ class NodeProcess:
         return [
             self._wakeup,
             self._connection,
-            *([self._door] if self._door else []),
+            *([self._listener] if self._listener else []),
             self._logs,
             *self._server.files(),
             *(one for one in tasks if one and one.is_open),

@@ -75,7 +75,7 @@ class Examination:
         self._plan, self._run, self._needs, self._shares_files = plan, run, needs, shares_files
         self._can_lose = can_lose
         self._facts: dict[int, NodeFacts] = {}
-        self._doors: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
         """Node -> HOST:PORT at which it answers other nodes."""
         self._asked: set[int] = set()
         """The nodes that were asked to examine themselves."""
@@ -98,7 +98,7 @@ class Examination:
     def forget(self, node: int) -> None:
         """Forgets a node that was lost: its next process examines itself again."""
         self._facts.pop(node, None)
-        self._doors.pop(node, None)
+        self._addresses.pop(node, None)
         for known in (self._asked, self._known, self._fit):
             known.discard(node)
 
@@ -114,7 +114,7 @@ class Examination:
 
     def on_message(self, node: int, message: Message) -> None:
         if message["type"] == "listens":
-            self._doors[node] = message["address"]
+            self._addresses[node] = message["address"]
         else:
             self._facts[node] = NodeFacts(**message["facts"])
 
@@ -164,14 +164,14 @@ class Examination:
         if not connections:
             return
         self._since = now
-        if not self._doors.keys() >= {*self._nodes, *connections}:
+        if not self._addresses.keys() >= {*self._nodes, *connections}:
             return  # it is asked in a later poll
         self._nonce = self._nonce or f".seen-{secrets.token_hex(8)}"
         with suppress(OSError):  # nodes then report that they do not see it, and the head ends for its reason
             on_node.write_nonce(self._run, self._nonce)
         for node, connection in connections.items():
             self._asked.add(node)
-            peers = {str(peer): self._doors[peer] for peer in self._peers_of(node)}
+            peers = {str(peer): self._addresses[peer] for peer in self._peers_of(node)}
             connection.send(
                 {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "peers": peers}
             )
