@@ -68,7 +68,7 @@ def test_collectives_and_times_are_part_of_the_step_where_there_are_any(tmp_path
 def test_the_events_of_a_step_are_one_write_with_one_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So they keep their order when they are sorted by time."""
+    """Events of one time keep their order when events are sorted by time."""
     journal, writes = Journal(tmp_path / "train-0.jsonl", "train", 0), list[bytes]()
     monkeypatch.setattr(os, "write", lambda file, data: writes.append(data) or len(data))
     journal.write_step(report())

@@ -101,7 +101,7 @@ class PeerTransport(Transport, Generic[Connection]):
     def _connections(self) -> list[Connection]:
         return [*self._to.values(), *self._from.values()]
 
-    # What differs between sockets
+    # The methods of each kind of socket
 
     def connect(self, addresses: Mapping[int, str]) -> None:
         """Registers where peers listen. A connection is opened when there is something to send."""

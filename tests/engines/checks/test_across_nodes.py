@@ -110,9 +110,9 @@ def test_nodes_with_the_same_problem_share_it() -> None:
 
 
 def test_nodes_that_are_not_reached_are_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as gone:
-        addresses = {peer: f"127.0.0.1:{one.getsockname()[1]}" for peer, one in ((1, here), (2, gone))}
-        gone.close()
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))  # nobody else takes the port, and nobody listens
+        addresses = {peer: f"127.0.0.1:{one.getsockname()[1]}" for peer, one in ((1, here), (2, deaf))}
         assert on_node.unreached(addresses) == [(2, addresses[2], "connection refused")]
     assert on_node.unreached({}) == []
     apart = {node: facts(host="ab"[node], unreached=[(1 - node, "h:1", "why")]) for node in range(2)}

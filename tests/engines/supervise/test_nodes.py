@@ -22,6 +22,7 @@ from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.engines.supervise.supervisor import listen
 from meshctl.network.connection import Connection, Message
 from meshctl.package import our_digest, reinstall_command
+from tests.hang import HANG_S
 
 
 @pytest.fixture
@@ -179,6 +180,7 @@ def test_the_host_with_the_most_strangers_makes_room(
     listener: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 3)
+    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", HANG_S)
     monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
     with ExitStack() as stack:
         if server == "head":
