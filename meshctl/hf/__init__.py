@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from meshctl.on_use import on_use
 
 if TYPE_CHECKING:
-    from meshctl.hf.errors import ModelError as ModelError
     from meshctl.hf.model import Model as Model
+    from meshctl.hf.options import ModelError as ModelError
     from meshctl.hf.sampler import Sampler as Sampler
 
 __all__ = ["Model", "ModelError", "Sampler"]
@@ -19,4 +19,4 @@ def __getattr__(name: str) -> Any:
     from meshctl.runtime.extras import extra  # which imports torch
 
     with extra("hf"):
-        return on_use(__name__, {"Model": "model", "ModelError": "errors", "Sampler": "sampler"})(name)
+        return on_use(__name__, {"Model": "model", "ModelError": "options", "Sampler": "sampler"})(name)

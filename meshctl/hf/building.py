@@ -3,30 +3,34 @@
 No other order is correct. An adapter that is added before tensor parallelism is not sharded with its layer.
 The gradients of an adapter that is added after FSDP are never reduced over ranks. Tied parameters are
 separated before sharding and tied again afterwards.
+
+Random weights are drawn one layer at a time. The seed and the name of a layer determine its weights, so that
+they are the same in every layout. Each rank draws a whole layer, copies its own shards, and drops the layer.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import field
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from meshctl.dataclass import dataclass
-from meshctl.hf import peft_api, random_weights, transformers_api
-from meshctl.hf.errors import ModelError
-from meshctl.hf.options import Sizes
+from meshctl.hf import peft_api, transformers_api
+from meshctl.hf.options import ModelError, Sizes
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.sharding import check_rows
-from meshctl.hf.stages import Stages, drop_other_stages, first_names
+from meshctl.hf.sharding import check_rows, local_of, part_of
+from meshctl.hf.stages import Stages, drop_other_stages, first_names, listed_names
 from meshctl.hf.transformers_api import tied_names
-from meshctl.hf.weights import reset_adapter
+from meshctl.hf.weights import held
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted, nearest
 
@@ -78,7 +82,7 @@ def build(wanted: Build) -> nn.Module:
     if isinstance(named, str):
         model = _loaded(named, config, wanted)
     else:
-        model = random_weights.new_model(
+        model = new_model(
             config,
             wanted.head,
             wanted.dtype,
@@ -144,7 +148,7 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         more = f" and {counted(others, 'further weight')} of the model" if others else ""
         raise ModelError(f"model `{folder}` cannot be loaded: its files lack `{first}`{more}")
     if new:  # transformers has drawn other values on each rank
-        random_weights.draw(model, transformers_api.outline(config, wanted.head), new, wanted.seed)
+        draw(model, transformers_api.outline(config, wanted.head), new, wanted.seed)
     return model
 
 
@@ -198,3 +202,115 @@ def check_tied(model: Any, sizes: Sizes) -> None:
                 f"`{name}` is tied to the embedding, and its {rows} rows have no equal shards on {shards} "
                 f"ranks ({drawn}); use dp, or sizes whose product divides {rows}"
             )
+
+
+def new_model(
+    config: Any,
+    head: str,
+    dtype: torch.dtype,
+    attention: str | None,
+    seed: int,
+    device: torch.device = torch.device("cpu"),
+    distribute: transformers_api.Distribute = lambda model: None,
+) -> Any:
+    """Returns a model with random weights on `device`. Each rank holds only its shards.
+
+    The model is created on torch's `meta` device, where `distribute` shards it. `seed` determines the
+    weights, which are the same in every layout. Raises `ModelError` if the model has no such head.
+    """
+    transformers_api.class_of(config, head)
+    options = {"dtype": dtype, "attn_implementation": attention}
+    model, whole = (transformers_api.outline(config, head, **options) for _ in range(2))
+    transformers_api.untie(model)
+    distribute(model)
+    model.to_empty(device=device)
+    tied = transformers_api.tied_names(whole)
+    draw(model, whole, {name for name, _ in _tensors(whole)} - tied, seed)
+    transformers_api.tie(model)
+    return model
+
+
+@torch.no_grad()
+def draw(model: nn.Module, whole: nn.Module, names: Set[str], seed: int) -> None:
+    """Fills the parameters and buffers `names` of `model`, which may be sharded, in place.
+
+    `whole` is the same model without shards and adapters, on torch's `meta` device. Its classes initialize
+    the weights.
+    """
+    own = {peft_api.plain_name(name): tensor for name, tensor in _tensors(model)}
+    own = {listed: own[name] for name, listed in listed_names(model, own).items()}
+    names = names & own.keys()
+    for owner, name, layer in _layers(whole, whole, ""):
+        is_alone = not _has_lists(layer)
+        paths = [f"{name}.{key}" if name else key for key, _ in _tensors(layer, is_alone)]
+        if names.isdisjoint(paths):
+            continue
+        layer.to_empty(device="cpu", recurse=is_alone)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(seed, name))
+            if is_alone:
+                _initialize(owner, layer)
+            else:
+                transformers_api.initialize(owner, layer)
+        for path, (_, tensor) in zip(paths, _tensors(layer, is_alone), strict=True):
+            if path in names:
+                target = local_of(own[path])
+                target.copy_(part_of(tensor.to(target), own[path]))
+        layer.to("meta")
+
+
+@torch.no_grad()
+def reset_adapter(model: Any, seed: int) -> None:
+    """Initializes a new adapter in place: `lora_A` to random values with the distribution of peft, and
+    `lora_B` to 0. `seed` determines the values, which are the same in every layout."""
+    for name, tensor in held(model).items():
+        if ".lora_B." in name:
+            local_of(tensor).zero_()
+        elif ".lora_A." in name:
+            generator = torch.Generator().manual_seed(seed_of(seed, name))
+            bound = tensor.shape[1] ** -0.5  # kaiming_uniform_ with a = sqrt(5)
+            drawn = torch.empty(tensor.shape, dtype=torch.float64).uniform_(
+                -bound, bound, generator=generator
+            )
+            local_of(tensor).copy_(part_of(drawn.to(tensor.device, tensor.dtype), tensor))
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Returns a seed that is different for each `name`."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=7).digest(), "big")
+
+
+def _layers(owner: nn.Module, module: nn.Module, name: str) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yields (the model of transformers that initializes a layer, name, layer), in order.
+
+    A layer is a module that contains no list of modules. A module with such lists is yielded after its
+    children, for the tensors that it holds itself.
+    """
+    if _has_lists(module):
+        for key, child in module.named_children():
+            path = f"{name}.{key}" if name else key
+            yield from _layers(_owner_of(child, owner), child, path)
+    yield owner, name, module
+
+
+def _has_lists(module: nn.Module) -> bool:
+    return any(isinstance(one, nn.ModuleList) for one in module.modules())
+
+
+def _initialize(owner: nn.Module, module: nn.Module) -> None:
+    """Initializes a module after its children, as transformers does."""
+    for child in module.children():
+        _initialize(_owner_of(child, owner), child)
+    transformers_api.initialize(owner, module)
+
+
+def _owner_of(module: nn.Module, owner: nn.Module) -> nn.Module:
+    """Returns the model of transformers that initializes a module: the module itself if it is such a model,
+    and otherwise `owner`, the innermost model that contains it."""
+    return module if transformers_api.is_model(module) else owner
+
+
+def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor]]:
+    parameters = module.named_parameters(recurse=recurse, remove_duplicate=False)
+    buffers = module.named_buffers(recurse=recurse, remove_duplicate=False)
+    return chain(parameters, buffers)

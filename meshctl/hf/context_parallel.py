@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.hf import transformers_api
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
 from meshctl.labels import IGNORED
@@ -185,40 +185,26 @@ class ContextParallel:
                 f"`{type(module).__name__}` cannot be divided over cp or ulysses: it uses `{given[0]}`"
             )
         self._calls += 1
-        key, value = (self._repeated(one) for one in (key, value))
-        query, key, value = (self._by_heads(one) for one in (query, key, value))
-        key, value = self._of_all(torch.stack([key, value]))
+        size = self._ulysses.size
+        for_ranks = size // gcd(key.shape[1], size)  # so many copies of a head that the ranks can divide them
+        key, value = (one.repeat_interleave(for_ranks, 1) for one in (key, value))
+        query, key, value = (self._exchanged(one, split=1, joined=2) for one in (query, key, value))
+        if self._cp.size > 1:
+            by_token = torch.stack([key, value]).movedim(3, 0).contiguous()
+            key, value = self._cp.differentiable.all_gather(by_token).movedim(0, 3)
         times = query.shape[1] // key.shape[1]
         key, value = (one.repeat_interleave(times, 1) for one in (key, value))
         found = nn.functional.scaled_dot_product_attention(
             query, key, value, attention_mask, dropout, scale=scaling
         )
-        return self._by_tokens(found).transpose(1, 2).contiguous(), None
-
-    def _repeated(self, heads: Tensor) -> Tensor:
-        """Returns keys or values whose heads the ranks of ulysses can divide."""
-        size = self._ulysses.size
-        return heads.repeat_interleave(size // gcd(heads.shape[1], size), 1)
-
-    def _by_heads(self, of_tokens: Tensor) -> Tensor:
-        """Exchanges a part of the tokens of all heads for all tokens of a part of the heads."""
-        return self._exchanged(of_tokens, split=1, joined=2)
-
-    def _by_tokens(self, of_heads: Tensor) -> Tensor:
-        return self._exchanged(of_heads, split=2, joined=1)
+        return self._exchanged(found, split=2, joined=1).transpose(1, 2).contiguous(), None
 
     def _exchanged(self, tensor: Tensor, split: int, joined: int) -> Tensor:
+        """Exchanges a part of one dim on each rank of ulysses for a part of another: tokens, heads."""
         if self._ulysses.size == 1:
             return tensor
         parts = [part.contiguous() for part in tensor.chunk(self._ulysses.size, split)]
         return torch.cat(self._ulysses.differentiable.all_to_all(parts), joined)
-
-    def _of_all(self, both: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and the values of all ranks of cp. `both` is `[2, rows, heads, tokens, dims]`."""
-        if self._cp.size > 1:
-            by_token = both.movedim(3, 0).contiguous()
-            both = self._cp.differentiable.all_gather(by_token).movedim(0, 3)
-        return both[0], both[1]
 
 
 def _gathered(group: Collective, own: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.hf.sharding import whole_of
 from meshctl.hf.transformers_api import DiskFormat
 from meshctl.runtime.collectives.collective import Collective
@@ -58,7 +58,7 @@ def export(
     files = _files(disk, units, shapes, file_bytes)
     unit_of = {name: unit for unit in units for name in unit}
     if world.rank == 0:
-        _prepare(disk, folder, files)
+        _prepare(disk, folder)
     world.barrier()
     numbers = {name: number for number, file in enumerate(files) for name in file.sources}
     kept: dict[str, Tensor] = {}
@@ -117,7 +117,7 @@ def _own(tensor: Tensor) -> Tensor:
     return found if found.untyped_storage().nbytes() == found.nbytes else found.clone()
 
 
-def _prepare(disk: DiskFormat, folder: Path, files: Sequence[File]) -> None:
+def _prepare(disk: DiskFormat, folder: Path) -> None:
     """Creates the folder, removes the files of an earlier export, and writes the config."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -18,20 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
-from meshctl.hf import checks, estimates, peft_api, transformers_api, weights
-from meshctl.hf.borders import check_borders
+from meshctl.hf import checks, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
-from meshctl.hf.chunked_head import ChunkedHead
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
-from meshctl.hf.errors import ModelError
 from meshctl.hf.export import FILE_BYTES, export
-from meshctl.hf.options import Sizes, dtype_of
+from meshctl.hf.logits import ChunkedHead, OutputsWithoutLogits, SharedOutputs, SharedPrompts
+from meshctl.hf.options import ModelError, Sizes, dtype_of
 from meshctl.hf.outputs import (
     REF,
     SIDES,
     OfTexts,
     Outputs,
-    OutputsWithoutLogits,
     inputs_of,
     logprob_columns,
     prefixes_of,
@@ -40,15 +37,15 @@ from meshctl.hf.outputs import (
     score_columns,
     teacher_columns,
     value_columns,
+    with_estimates,
 )
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.passes import Passes, by_tokens, inference
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.pipeline import PipelinePasses
 from meshctl.hf.router_loss import RouterLoss
-from meshctl.hf.shared_prompts import SharedOutputs, SharedPrompts
 from meshctl.hf.stages import outlines_of_all, tensors_of_all
-from meshctl.hf.texts import Texts, check_positions, joined, texts_of
+from meshctl.hf.texts import Texts, check_borders, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, make_lr_schedule, make_optimizer, not_finite
 from meshctl.hf.transformers_api import HEADS, DiskFormat, outline
 from meshctl.hf.weights import load_stored, stored_weights
@@ -482,7 +479,7 @@ class Model(Component):
 
     def _with_estimates(self, batch: Batch) -> Batch:
         """Returns the batch with the inputs of the loss that are computed before its micro-batches."""
-        batch = estimates.with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
+        batch = with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
         missing = {name for name in self.loss_function.inputs if name.startswith(REF) and name not in batch}
         if self.sizes.pp > 1 and self.lora and missing:  # the last stage alone cannot run the reference model
             found = self.ref_logprobs(batch)

@@ -1,14 +1,19 @@
-"""The dtypes that an argument can name, and the sizes of a mesh that determine how a model is sharded."""
+"""The dtypes that an argument can name, the sizes of a mesh that determine how a model is sharded, and the
+error that a user can correct."""
 
 from __future__ import annotations
 
 import torch
 
 from meshctl.dataclass import dataclass
-from meshctl.hf.errors import ModelError
+from meshctl.runtime.component import ComponentError
 from meshctl.topology.mesh import DeviceMesh
 
 DTYPES = ("float32", "float", "float64", "double", "bfloat16", "float16", "half")
+
+
+class ModelError(ComponentError):
+    """Raised if a model, a layout or a batch does not support what the arguments require."""
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -1,5 +1,5 @@
 """The outputs of a model for the texts of a batch, as inputs of a loss and as the columns that endpoints
-return. The names of inputs are those of `meshctl.losses`.
+return, and the inputs that follow from whole groups of samples. The names are those of `meshctl.losses`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshctl.hf.errors import ModelError
-from meshctl.hf.texts import Texts, aligned, as_column, is_aligned
+from meshctl.hf.options import ModelError
+from meshctl.hf.texts import Texts, aligned, as_column, is_aligned, texts_of
 from meshctl.labels import IGNORED
+from meshctl.losses import Loss
+from meshctl.losses.advantages import Advantage, group_sizes, group_sums
 from meshctl.losses.logprobs import token_logprobs
-from meshctl.runtime.batch.batch import Batch, Column
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.ids import shown_ids
+from meshctl.runtime.collectives.collective import Collective
 
 REF = "ref_"
 SIDES = ("chosen_", "rejected_")
@@ -39,7 +43,6 @@ INPUTS = {
 """Input of a loss -> the index of the side in `SIDES` (0 without sides), and the output of that side."""
 NO_SCORES = "values and scores need a model with `head: score`; this one has `head: lm`"
 NO_LOGITS = "log-probabilities need a model with `head: lm`; this one has `head: score`"
-NEEDS_LOGITS = "`{}` needs the logits of all tokens; leave out `logits_chunk_tokens`"
 PACKED = "a loss of whole texts needs one text in each row; these are packed"
 
 
@@ -50,12 +53,6 @@ class Outputs:
         """`raw` is `[rows, longest, vocabulary]` logits, which `temperature` divides, or `[rows, longest]`
         scores of positions."""
         self._raw, self.texts, self._temperature = raw[: texts.samples], texts, temperature
-
-    def get(self, name: str) -> Tensor:
-        """Returns the output `name`, which is one of those in `INPUTS`."""
-        found = getattr(self, name)
-        assert isinstance(found, Tensor)
-        return found
 
     def rows(self, kept: slice) -> Outputs:
         """Returns the outputs for the rows in the slice `kept`."""
@@ -170,25 +167,6 @@ class Outputs:
         return self.values.gather(1, last[:, None])[:, 0]
 
 
-class OutputsWithoutLogits(Outputs):
-    """The outputs of a model that computes log-probabilities without keeping its logits."""
-
-    @cached_property
-    def token_logprobs(self) -> Tensor:
-        return self._raw
-
-    @property
-    def entropy(self) -> Tensor:
-        raise ModelError(NEEDS_LOGITS.format("entropy"))
-
-    def _log_softmax(self) -> Tensor:
-        raise ModelError(NEEDS_LOGITS.format("top_logprobs"))
-
-    @property
-    def values(self) -> Tensor:
-        raise ModelError(NO_SCORES)
-
-
 def prefixes_of(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the prefixes of the columns with the texts for a loss. `names` are the inputs of the loss.
 
@@ -249,13 +227,12 @@ def renamed(prefix: str, batch: Batch) -> Batch:
     return Batch(named, ids=batch.known_ids, group_depth=batch.group_depth)
 
 
-Reference = Callable[[], list[Outputs]]
 AT_IDS = {"top_logprobs": "teacher_top_ids"}
 """Input -> the column with the tokens whose log-probabilities it has."""
 
 
 def inputs_of(
-    names: Iterable[str], batch: Batch, own: list[Outputs], reference: Reference | None
+    names: Iterable[str], batch: Batch, own: list[Outputs], reference: Callable[[], list[Outputs]] | None
 ) -> dict[str, Any]:
     """Returns the inputs `names` of a loss, and the input `nothing`. A name that neither the batch nor the
     model has is left out.
@@ -273,10 +250,10 @@ def inputs_of(
         elif name in batch and (wanted is None or wanted[0]):  # a column has no gradient, an output has one
             found[name] = _column(batch, name, texts)
         elif wanted is not None and not wanted[0]:
-            found[name] = own[wanted[1]].get(wanted[2])
+            found[name] = getattr(own[wanted[1]], wanted[2])
         elif wanted is not None and reference is not None:
             of_reference = of_reference or reference()
-            found[name] = of_reference[wanted[1]].get(wanted[2])
+            found[name] = getattr(of_reference[wanted[1]], wanted[2])
     return found
 
 
@@ -287,3 +264,96 @@ def _column(batch: Batch, name: str, texts: Texts) -> Any:
         return aligned(batch, name, texts).flatten(0, 1)
     column = batch[name]
     return column.to(texts.input_ids.device) if isinstance(column, Tensor) else column
+
+
+OF_GROUPS = ("group_tokens", "group_samples")
+ESTIMATES = ("advantages", "returns")
+OWN_INPUTS = ("group_index", "mask", "over_ranks", "group_tokens", "group_samples")
+"""The inputs of losses and advantages that are computed here and are no columns."""
+
+
+def with_estimates(batch: Batch, loss: Loss, advantage: Advantage | None, data: Collective) -> Batch:
+    """Returns the batch with the columns that `loss` takes from whole groups and that it does not have yet:
+    `advantages` and `returns`, by the function `advantage`, and `group_tokens` and `group_samples`.
+
+    All ranks of `data`, which are the data ranks, call this together. Raises `ModelError` for rewards that
+    are not finite and for groups of one answer, and `LossError` if a column is missing.
+    """
+    missing = {name for name in loss.inputs if name not in batch}
+    if not missing & {*OF_GROUPS, *ESTIMATES}:
+        return batch
+    texts = texts_of(batch, "", torch.device("cpu"))
+    found: dict[str, Column] = {}
+    if missing & {*OF_GROUPS} and (index := group_index(batch)) is not None:
+        labels = (texts.targets != IGNORED).sum(1).to(torch.float32)
+        found["group_tokens"], found["group_samples"] = group_sums(labels, index), group_sizes(labels, index)
+    if missing & {*ESTIMATES} and advantage:
+        found |= _estimates(batch, texts, advantage, data)
+    return batch.with_columns(**found)
+
+
+def group_index(batch: Batch) -> Tensor | None:
+    """Returns int64 `[samples]`: the number of each sample's group in the batch; None without groups."""
+    if not len(batch):
+        return torch.zeros(0, dtype=torch.int64)
+    groups = batch.group_ids
+    if groups is None:
+        return None
+    _, index = torch.unique(groups, dim=0, return_inverse=True)
+    assert isinstance(index, Tensor)
+    return index
+
+
+def _estimates(batch: Batch, texts: Texts, advantage: Advantage, data: Collective) -> dict[str, Column]:
+    """Returns the columns `advantages` and `returns`, or the first only, by an advantage function."""
+    inputs: dict[str, Any] = {"over_ranks": lambda one: data.all_reduce(one.to(data.device)).cpu()}
+    index = group_index(batch)
+    if index is not None:
+        inputs["group_index"] = index
+        if "group_index" in advantage.inputs:
+            _check_groups(batch, index, advantage)
+    if "rewards" in batch:
+        inputs["rewards"] = _rewards(batch, texts)
+        inputs["mask"] = (texts.targets != IGNORED).to(inputs["rewards"].dtype)
+    for name in advantage.inputs:
+        if name in batch and name not in inputs:
+            inputs[name] = aligned(batch, name, texts) if is_aligned(batch, name, texts) else batch[name]
+    estimates = advantage(inputs)
+    named = zip(ESTIMATES, estimates, strict=True)
+    return {name: _estimate(values, texts, advantage) for name, values in named if values is not None}
+
+
+def _rewards(batch: Batch, texts: Texts) -> Tensor:
+    """Returns the column `rewards`, `[samples]`, or `[samples, longest - 1]` if it is ragged. Raises
+    `ModelError` for rewards that are not finite."""
+    column = batch["rewards"]
+    rewards = aligned(batch, "rewards", texts) if isinstance(column, Ragged) else column
+    if not isinstance(rewards, Tensor):
+        raise ModelError("column `rewards` must have one number for each sample, or for each of its tokens")
+    rewards = rewards.cpu() if rewards.is_floating_point() else rewards.cpu().to(torch.float32)
+    is_finite = rewards.reshape(len(batch), -1).isfinite().all(1)
+    if not bool(is_finite.all()):
+        raise ModelError(f"the rewards of samples {shown_ids(batch.ids[~is_finite].tolist())} are not finite")
+    return rewards
+
+
+def _check_groups(batch: Batch, index: Tensor, advantage: Advantage) -> None:
+    """Raises `ModelError` if all groups were sampled with one answer, whose advantage would always be 0."""
+    members = batch.ids[:, batch.group_depth :]
+    if len(batch) > 1 and int(index.max()) + 1 == len(batch) and not bool(members.any()):
+        raise ModelError(
+            f"advantage `{advantage.name}` compares the answers to a prompt, and each prompt of the batch "
+            "has one answer; set `group_size` of the sampler to 2 or more"
+        )
+
+
+def _estimate(values: Tensor, texts: Texts, advantage: Advantage) -> Column:
+    samples, tokens = texts.targets.shape
+    if values.shape == (samples,):
+        return values
+    if values.shape == (samples, tokens):
+        return as_column(values, texts)
+    raise ModelError(
+        f"advantage `{advantage.name}` returned the shape {list(values.shape)}; it must return [{samples}] "
+        f"(samples) or [{samples}, {tokens}] (samples, tokens)"
+    )

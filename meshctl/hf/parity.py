@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from meshctl.data.samplers import IDS, LABELS, LOGPROBS, Score
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import aligned
 from meshctl.labels import IGNORED

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.texts import Texts
 from meshctl.hf.training import Trainer
@@ -62,7 +62,13 @@ def by_tokens(batch: Batch, limit: int, prefixes: tuple[str, ...], data: Collect
     yield empty ones at the end. The function is a collective operation over `data`: all data ranks call it.
     Raises `ModelError` if an `input_ids` column is not ragged.
     """
-    cuts = list(_cuts(_tokens_of(batch, prefixes), limit))
+    total = torch.zeros(len(batch), dtype=torch.int64)
+    for prefix in prefixes:
+        column = batch[f"{prefix}input_ids"]
+        if not isinstance(column, Ragged):
+            raise ModelError(f"`micro_batch_tokens` needs a ragged column `{prefix}input_ids`")
+        total += column.lengths.cpu()
+    cuts = list(_cuts(total.tolist(), limit))
     count = int(data.all_reduce(torch.tensor(len(cuts), device=data.device), "max"))
     for start, stop in cuts:
         yield batch.between(start, stop)
@@ -79,16 +85,6 @@ def _cuts(lengths: list[int], limit: int) -> Iterator[tuple[int, int]]:
         tokens += length
     if lengths:
         yield start, len(lengths)
-
-
-def _tokens_of(batch: Batch, prefixes: tuple[str, ...]) -> list[int]:
-    total = torch.zeros(len(batch), dtype=torch.int64)
-    for prefix in prefixes:
-        column = batch[f"{prefix}input_ids"]
-        if not isinstance(column, Ragged):
-            raise ModelError(f"`micro_batch_tokens` needs a ragged column `{prefix}input_ids`")
-        total += column.lengths.cpu()
-    return [int(length) for length in total]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from peft.tuners.lora import Linear, LoraLayer, ParamWrapper
 from torch import Tensor, einsum, nn
 
 from meshctl.dataclass import dataclass
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 
 ADAPTER = "default"
 LINEAR = "all-linear"

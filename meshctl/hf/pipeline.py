@@ -26,7 +26,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.hf.passes import Passes
 from meshctl.hf.sharding import local_of
 from meshctl.hf.stages import StagedModel, Stages
@@ -42,8 +42,6 @@ SCHEDULES: dict[str, tuple[Any, Any]] = {
     "gpipe": (ScheduleGPipe, ScheduleLoopedBFS),
 }
 """Value of `pipeline` -> the classes of torch for one stage on each rank, and for several (vpp)."""
-TextsOf = Callable[[Batch, str], Texts]
-"""(micro-batch, prefix of columns) -> the texts in these columns."""
 getLogger("torch.distributed.pipelining").setLevel(CRITICAL)  # it prints schedules before an error is raised
 
 
@@ -57,9 +55,10 @@ class PipelinePasses(Passes):
         pp: Collective,
         dtype: torch.dtype,
         forward: Callable[[Texts], Tensor],
-        texts_of: TextsOf,
+        texts_of: Callable[[Batch, str], Texts],
     ) -> None:
-        """`dtype` is that of hidden states. `forward` runs the model."""
+        """`dtype` is that of hidden states. `forward` runs the model, and `texts_of` returns the texts of a
+        micro-batch in the columns with a prefix."""
         config = model.config.get_text_config()
         if getattr(config, "output_router_logits", False):
             raise ModelError("the loss of routers is not supported with pp; leave out `output_router_logits`")
@@ -109,7 +108,7 @@ class PipelinePasses(Passes):
         self._run(every, prefixes, last, is_training=True)
         losses = self._of_last(found)
         for one in losses:
-            trainer.add(one)
+            trainer.sums.add(one)
         self._add_tied(trainer)
         return [torch.isfinite(one.total) for one in losses[: len(parts)]]
 
@@ -158,7 +157,7 @@ class PipelinePasses(Passes):
             for stage in self._stages.own
         ]
         single, several = SCHEDULES[self._schedule if is_training else "gpipe"]
-        options = {"loss_fn": _loss if is_training else None, "scale_grads": False}
+        options = {"loss_fn": (lambda output, target: output) if is_training else None, "scale_grads": False}
         count = len(parts)
         schedule = (
             several(stages, count, **options) if len(stages) > 1 else single(stages[0], count, **options)
@@ -247,7 +246,3 @@ class _Stage(PipelineStage):
             for info in of_part:
                 if info.buffer is not None:
                     info.buffer = torch.empty(self._shapes[number], dtype=self._dtype, device=self.device)
-
-
-def _loss(output: Tensor, target: Tensor) -> Tensor:
-    return output

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshctl.hf.errors import ModelError
-from meshctl.hf.options import Sizes
+from meshctl.hf.options import ModelError, Sizes
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective

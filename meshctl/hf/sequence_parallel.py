@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 
 OWN = Shard(1)
 """The placement of hidden states, `[rows, tokens, width]`, of which each rank has a part of the tokens."""

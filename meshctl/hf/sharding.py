@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.topology.memory import are_divisible
 
 

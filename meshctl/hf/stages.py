@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from meshctl.dataclass import dataclass
 from meshctl.hf import transformers_api
-from meshctl.hf.errors import ModelError
-from meshctl.hf.options import Sizes
+from meshctl.hf.options import ModelError, Sizes
 from meshctl.hf.sharding import whole_of
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.text.english import counted

@@ -16,12 +16,15 @@ text up to a token, and the one before the label is at the token before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshctl.hf.errors import ModelError
+from meshctl.hf import transformers_api
+from meshctl.hf.options import ModelError
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
@@ -216,3 +219,34 @@ def as_column(values: Tensor, texts: Texts) -> Ragged:
     token of a text has the value 0."""
     first = values.new_zeros((len(values), 1, *values.shape[2:]))
     return texts.ragged(torch.cat([first, values], 1))
+
+
+ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-6}
+"""Dtype -> the part of the effect of a text on the next one that rounding can have; 0.1 for others."""
+
+
+def check_borders(module: Any, dtype: torch.dtype, columns_of: Callable[[Batch], Batch]) -> None:
+    """Raises `ModelError` if a model does not keep packed texts apart. It computes in `dtype`, and
+    `columns_of` returns a column with a value for each token of texts. All ranks call this together."""
+    config = module.config
+    total = min(32, transformers_api.positions_of(config) or 32)
+    second = total * 3 // 8
+    ids = torch.arange(total) * 5 % config.get_text_config().vocab_size
+    joined = {"input_ids": Ragged.of([ids])}
+    positions = torch.cat([torch.arange(total - second), torch.arange(second)])
+    packed = {**joined, "position_ids": Ragged.of([positions])}
+
+    def last(given: dict[str, Ragged]) -> torch.Tensor:
+        [name] = (found := columns_of(Batch(given, ids=torch.arange(1)))).names
+        values: torch.Tensor = found[name].values
+        return values[1 - second :].double()  # no text predicts its first token
+
+    alone = last({"input_ids": Ragged.of([ids[-second:]])})
+    effect, found = (float((last(one) - alone).abs().max()) for one in (joined, packed))
+    is_exact = torch.get_float32_matmul_precision() == "highest"
+    part = ROUNDING.get(dtype, 0.1) if is_exact else 0.1
+    if found > max(part * effect, torch.finfo(dtype).eps / 8 * float(alone.abs().max())):
+        raise ModelError(
+            f"`{type(module).__name__}` does not keep packed texts apart: the text before it in its "
+            f"row changes the results of a text by {found:.2g}; leave out `pack`"
+        )

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from meshctl.hf import transformers_api
-from meshctl.hf.errors import ModelError
-from meshctl.hf.options import Sizes
+from meshctl.hf.options import ModelError, Sizes
 from meshctl.hf.sharding import in_blocks, local_of, placed_like, squared_norm
 from meshctl.hf.stages import copies_of_first_stage, shared_by_stages
 from meshctl.hf.transformers_api import make_schedule
@@ -107,7 +106,8 @@ class Trainer:
         copies = {id(one) for one in copies_of_first_stage(model)}
         self._counted = [one for _, one in self.named if id(one) not in copies]
         """The parameters whose gradients this rank counts in the norm."""
-        self._sums = Sums()
+        self.sums = Sums()
+        """The losses of the update whose backward passes have run."""
         self._partial = [one for one in transformers_api.summed_over_tp(model) if one.requires_grad]
 
     def backward(self, loss: LossSum, is_last: bool) -> None:
@@ -116,11 +116,7 @@ class Trainer:
         if isinstance(self._model, FSDPModule) and self._sizes.dp > 1:
             self._model.set_requires_all_reduce(is_last)
         loss.total.backward()  # type: ignore[no-untyped-call]
-        self.add(loss)
-
-    def add(self, loss: LossSum) -> None:
-        """Adds a loss whose backward pass has run to the sums of the update."""
-        self._sums.add(loss)
+        self.sums.add(loss)
 
     def step(self) -> Mapping[str, float]:
         """Updates the weights, clears the gradients, and returns the metrics of the step. All ranks call this
@@ -134,14 +130,18 @@ class Trainer:
         grads = [parameter.grad for _, parameter in self.named if parameter.grad is not None]
         counted = [parameter.grad for parameter in self._counted if parameter.grad is not None]
         squared = squared_norm(counted, self._world.size // self._sizes.pp)
-        means, units, [squared_sum] = self._sums.over_ranks(self._world, self._sizes.peers, squared)
-        self._sums = Sums()
+        means, units, [squared_sum] = self.sums.over_ranks(self._world, self._sizes.peers, squared)
+        self.sums = Sums()
         mean = self._sizes.averaged / units if units else 0.0
         norm = squared_sum**0.5 * mean
         lr = self.optimizer.param_groups[0]["lr"]
         is_finite = isfinite(norm) and isfinite(means["loss"])
         if is_finite and units:
-            self._apply(grads, mean, norm)
+            clipped = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
+            if grads:
+                torch._foreach_mul_([local_of(grad) for grad in grads], mean * clipped)
+            self.optimizer.step()
+            self.schedule.step()
         else:
             self.skipped += 1
         self.optimizer.zero_grad()
@@ -163,10 +163,6 @@ class Trainer:
         copy_named({name: one.detach() for name, one in self.named}, state["weights"].items())
         load_state(self.optimizer, self.named, state["optimizer"])
         self.updates, self.skipped = state["updates"], state["skipped"]
-        self._resume_schedule()
-
-    def _resume_schedule(self) -> None:
-        """Sets the schedule and the learning rates to the number of updates that were not skipped."""
         done = self.schedule.last_epoch = self.updates - self.skipped
         groups = zip(
             self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
@@ -182,13 +178,6 @@ class Trainer:
             summed = self._tp.all_reduce(torch.cat([grad.flatten() for grad in own]))
             parts = torch.split(summed, [grad.numel() for grad in own])
             torch._foreach_copy_(own, [part.view_as(grad) for part, grad in zip(parts, own, strict=True)])
-
-    def _apply(self, grads: Sequence[Tensor], mean: float, norm: float) -> None:
-        clipped = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
-        if grads:
-            torch._foreach_mul_([local_of(grad) for grad in grads], mean * clipped)
-        self.optimizer.step()
-        self.schedule.step()
 
 
 UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
@@ -269,11 +258,13 @@ def state_of(
     """
     if not optimizer.state:
         _make_state(optimizer)
-    return {name: _in_blocks(optimizer.state[parameter]) for name, parameter in named}
-
-
-def _in_blocks(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: in_blocks(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+    return {
+        name: {
+            key: in_blocks(value) if isinstance(value, Tensor) else value
+            for key, value in optimizer.state[parameter].items()
+        }
+        for name, parameter in named
+    }
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

@@ -47,8 +47,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from meshctl.hf import sequence_parallel
-from meshctl.hf.errors import ModelError
-from meshctl.hf.options import Sizes
+from meshctl.hf.options import ModelError, Sizes
 from meshctl.text.english import nearest
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
@@ -507,6 +506,21 @@ def check_cache(model: Any) -> None:
             f"`{type(model).__name__}` has a state beside its cache of keys and values: it supports neither "
             "`hf.Sampler` nor `share_prompts`"
         )
+
+
+def padded_left(
+    prompts: Sequence[torch.Tensor], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns the tokens, int64 `[prompts, longest]`, and whether each one is no padding; None if there is no
+    padding."""
+    longest = max(map(len, prompts))
+    ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
+    is_real = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :] = prompt
+        is_real[row, longest - len(prompt) :] = 1
+    has_padding = not bool(is_real.all())
+    return ids.to(device), is_real.to(device) if has_padding else None
 
 
 class CachedForward:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from meshctl.hf import peft_api
-from meshctl.hf.errors import ModelError
-from meshctl.hf.random_weights import seed_of
+from meshctl.hf.options import ModelError
 from meshctl.hf.sharding import (
     in_blocks,
     local_of,
@@ -116,22 +115,6 @@ def _part(tensor: Tensor, own: Tensor, target: Tensor) -> Tensor:
             return local_of(tensor)
         tensor = whole_of(tensor)
     return tensor if tensor.shape == target.shape else part_of(tensor.to(target), own)
-
-
-@torch.no_grad()
-def reset_adapter(model: Any, seed: int) -> None:
-    """Initializes a new adapter in place: `lora_A` to random values with the distribution of peft, and
-    `lora_B` to 0. `seed` determines the values, which are the same in every layout."""
-    for name, tensor in held(model).items():
-        if ".lora_B." in name:
-            local_of(tensor).zero_()
-        elif ".lora_A." in name:
-            generator = torch.Generator().manual_seed(seed_of(seed, name))
-            bound = tensor.shape[1] ** -0.5  # kaiming_uniform_ with a = sqrt(5)
-            drawn = torch.empty(tensor.shape, dtype=torch.float64).uniform_(
-                -bound, bound, generator=generator
-            )
-            local_of(tensor).copy_(part_of(drawn.to(tensor.device, tensor.dtype), tensor))
 
 
 def stored_weights(disk: DiskFormat, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

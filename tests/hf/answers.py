@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.hf import Model, random_weights, transformers_api, weights
+from meshctl.hf import Model, building, transformers_api, weights
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
 from tests.hf.parity import CLIP, LR, MODELS, Trained
@@ -69,7 +69,7 @@ def trained(model: Model) -> Trained:
 def by_hand() -> Trained:
     """Trains with GRPO in one process, one answer at a time."""
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, "lm", torch.float64, None, 0)
     trained = list(model.parameters())
     optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=1e-8)
     found = Trained()

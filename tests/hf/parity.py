@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from meshctl.hf import Model, peft_api, random_weights, transformers_api, weights
+from meshctl.hf import Model, building, peft_api, transformers_api, weights
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import whole_of
 from meshctl.runtime.batch.batch import Batch, Ragged
@@ -232,7 +232,7 @@ def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
 def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     """Trains in one process."""
     config = transformers_api.read_config(ALL[case.model], "lm", case.config)
-    model = random_weights.new_model(config, "lm", getattr(torch, gate.dtype), None, 0)
+    model = building.new_model(config, "lm", getattr(torch, gate.dtype), None, 0)
     if case.experts:
         model.set_experts_implementation(case.experts)
     if case.lora_arguments:

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from meshctl.hf import Model
-from meshctl.hf.errors import ModelError
-from meshctl.hf.shared_prompts import SharedPrompts
+from meshctl.hf.logits import SharedPrompts
+from meshctl.hf.options import ModelError
 from meshctl.hf.texts import Texts
 from meshctl.recipe.code.modules import Sources, Unread
 from meshctl.recipe.code.transformers_plans import has_state, masks_borders

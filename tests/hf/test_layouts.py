@@ -12,8 +12,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import Model, random_weights, transformers_api, weights
-from meshctl.hf.errors import ModelError
+from meshctl.hf import Model, building, transformers_api, weights
+from meshctl.hf.options import ModelError
 from meshctl.hf.sharding import whole_of
 from meshctl.hf.texts import texts_of
 from meshctl.runtime import checkpoint
@@ -80,7 +80,7 @@ def checkpoints_resume_in_other_layouts(rank: int) -> None:
 def models_are_read_from_files_as_shards(rank: int) -> None:
     for name in READ:
         config = transformers_api.read_config(parity.MODELS[name], "lm", {})
-        plain = random_weights.new_model(config, "lm", torch.float64, None, 3)
+        plain = building.new_model(config, "lm", torch.float64, None, 3)
         folder = SHARED / name
         if rank == 0:
             plain.save_pretrained(folder)

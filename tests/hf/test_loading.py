@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshctl.hf import Model, peft_api, random_weights, transformers_api
+from meshctl.hf import Model, building, peft_api, transformers_api
 from meshctl.hf.sharding import local_of
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf.memory import AllocatedPeak
@@ -55,7 +55,7 @@ def files_are_read_as_shards(rank: int) -> None:
     folder = SHARED / "llama"
     if rank == 0:
         config = transformers_api.read_config(CONFIG, "lm", {})
-        plain = random_weights.new_model(config, "lm", torch.float32, None, 0)
+        plain = building.new_model(config, "lm", torch.float32, None, 0)
         plain.save_pretrained(folder, max_shard_size="60MB")
         del plain
     dist.barrier()

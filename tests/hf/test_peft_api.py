@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from meshctl.hf import ModelError, peft_api, random_weights, transformers_api, weights
+from meshctl.hf import ModelError, building, peft_api, transformers_api, weights
 from meshctl.hf.peft_api import Lora
 from tests.hf.parity import MODELS
 
 
 def adapted(**lora: Any) -> Any:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, "lm", torch.float64, None, 0)
     peft_api.inject(model, Lora(**{"r": 4, **lora}))
     return model
 
 
 def with_experts(**changes: Any) -> Any:
     config = transformers_api.read_config(MODELS["qwen3_moe"], "lm", changes)
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, "lm", torch.float64, None, 0)
     model.set_experts_implementation("eager")
     return model
 
@@ -89,7 +89,7 @@ def test_adapters_that_would_be_exported_wrongly_are_refused() -> None:
 
 def test_a_style_of_tensor_parallelism_that_peft_cannot_adapt_is_refused() -> None:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, "lm", torch.float64, None, 0)
     model.model.layers[0].self_attn.q_proj._hf_tp_plan = "colwise_gather_output"
     with pytest.raises(ModelError, match="its style in the plan is `colwise_gather_output`"):
         peft_api.inject(model, Lora(4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from meshctl.hf import random_weights, transformers_api
+from meshctl.hf import building, transformers_api
 from tests.hf.parity import ALL
 
 KINDS = [*ALL, "gpt2"]
@@ -18,7 +18,7 @@ def config_of(name: str) -> transformers_api.Any:
 
 
 def drawn(name: str, seed: int) -> transformers_api.Any:
-    return random_weights.new_model(config_of(name), "lm", torch.float32, None, seed)
+    return building.new_model(config_of(name), "lm", torch.float32, None, seed)
 
 
 @pytest.mark.parametrize("name", KINDS)

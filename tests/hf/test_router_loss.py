@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from meshctl.hf import Model
-from meshctl.hf.errors import ModelError
+from meshctl.hf.options import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.mesh import DeviceMesh
 from tests.hf import parity

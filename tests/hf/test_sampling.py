@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from meshctl.hf.decoding import Sampling, stream_keys, uniforms
+from meshctl.hf.sampler import Sampling, stream_keys, uniforms
 
 MASK = (1 << 64) - 1
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from meshctl.hf import Model
-from meshctl.hf.errors import ModelError
-from meshctl.hf.shared_prompts import SharedPrompts
+from meshctl.hf.logits import SharedPrompts
+from meshctl.hf.options import ModelError
 from meshctl.hf.texts import texts_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf.parity import MODELS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshctl.hf import ModelError, random_weights, transformers_api
+from meshctl.hf import ModelError, building, transformers_api
 from meshctl.hf import stages as of_model
 from meshctl.hf.options import Sizes
 from meshctl.hf.stages import StagedModel, Stages, drop_other_stages
@@ -74,7 +74,7 @@ def test_an_architecture_without_a_plan_is_refused() -> None:
 
 
 def test_a_model_that_computes_between_its_layers_and_the_head_is_refused() -> None:
-    model = random_weights.new_model(config_of("llama"), "lm", torch.float64, None, 0)
+    model = building.new_model(config_of("llama"), "lm", torch.float64, None, 0)
     drop_other_stages(model, stages_of("llama", 0, pp=2))
     ids = torch.arange(6)[None]
     hidden = StagedModel(model).hidden(0, lambda: model(input_ids=ids, use_cache=False), None)

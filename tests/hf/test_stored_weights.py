@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshctl.hf import Model, ModelError, peft_api, random_weights, transformers_api
+from meshctl.hf import Model, ModelError, building, peft_api, transformers_api
 from meshctl.hf.sharding import local_of
 from meshctl.runtime.routes.sync_plan import Shard, layout_of
 from tests.hf import parity
@@ -55,7 +55,7 @@ def files_of(name: str, folder: Path) -> dict[str, Tensor]:
     """Returns the tensors that plain transformers writes for the model of `model(name)`."""
     if not (folder / name).exists():
         config = transformers_api.read_config(MODELS[name], "lm", {"initializer_range": 0.02})
-        plain = random_weights.new_model(config, "lm", torch.float64, None, 0)
+        plain = building.new_model(config, "lm", torch.float64, None, 0)
         plain.save_pretrained(folder / name)
     return load_file(folder / name / "model.safetensors")
 

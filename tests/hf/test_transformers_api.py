@@ -15,7 +15,7 @@ from transformers.distributed.fsdp import apply_fully_sharded_data_parallelism
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-from meshctl.hf import ModelError, random_weights, transformers_api
+from meshctl.hf import ModelError, building, transformers_api
 from meshctl.hf.building import check_tied
 from meshctl.hf.options import Sizes
 from meshctl.topology.memory import are_divisible
@@ -87,7 +87,7 @@ def test_from_pretrained_calls_the_class_to_prepare_and_to_shard() -> None:
 
 def test_padding_at_the_end_and_packed_positions_need_no_mask() -> None:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = random_weights.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, "lm", torch.float64, None, 0)
     model.config.use_cache = False  # with a cache, the borders of packed texts are not looked for
     first, second = torch.tensor([[5, 6, 7]]), torch.tensor([[8, 9]])
     packed, positions = torch.cat([first, second], 1), torch.tensor([[0, 1, 2, 0, 1]])

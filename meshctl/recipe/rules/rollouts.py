@@ -182,7 +182,7 @@ SWITCHES, PROVIDERS = "meshctl.losses.loss.SWITCHES", "meshctl.losses.loss.PROVI
 """The tables of the optional inputs that options require, and of what provides an input."""
 COMPUTED = (
     "meshctl.hf.outputs.INPUTS",
-    "meshctl.hf.estimates.OWN_INPUTS",
+    "meshctl.hf.outputs.OWN_INPUTS",
     "meshctl.hf.outputs.AT_IDS",
 )
 """The tables with the inputs of losses that a model computes."""

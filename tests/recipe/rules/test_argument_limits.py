@@ -107,7 +107,7 @@ OPTIONS = "`optimizer_options"
 def test_numbers_of_optimizers(tmp_path: Path, given: str, message: str) -> None:
     """The constructor refuses them too, as they may come from the environment."""
     from meshctl.hf import Model
-    from meshctl.hf.errors import ModelError
+    from meshctl.hf.options import ModelError
 
     (one,) = reported(tmp_path, f"{LLAMA}, {given}", "meshctl.hf.Model")
     assert (one.code, one.message) == ("MC457", message)
