@@ -20,9 +20,8 @@ from pathlib import Path
 from benchmarks.watching import MadeRun, measured
 from meshctl.run import clock
 from meshctl.run.directory import write_whole
-from meshctl.run.event_files import folded_name
 from meshctl.run.event_folding import KEPT_SEGMENTS, folded
-from meshctl.run.events import SEGMENT_BYTES, Event, parsed
+from meshctl.run.events import SEGMENT_BYTES, Event, folded_name, parsed
 
 GOALS = {"seconds": 10.0, "megabytes": 5.0}
 LINE_BYTES = 190

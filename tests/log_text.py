@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from meshctl.run.log_files import without_stamps
+from meshctl.run.logs import without_stamps
 
 
 def without_warnings_of_torch(text: str) -> str:

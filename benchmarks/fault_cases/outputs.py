@@ -13,7 +13,7 @@ import time
 from benchmarks.fault_cases.case import Case, Measured, Place, error_line
 from benchmarks.fault_cases.endings import read_until_step
 from benchmarks.fault_cases.parts import BYTES, LINES
-from meshctl.run.log_files import without_stamps
+from meshctl.run.logs import without_stamps
 
 
 def many_lines(place: Place) -> Measured:

@@ -14,9 +14,8 @@ from typing import cast
 
 from meshctl.engines.engine import ENGINES, JobEngine, SubmittedJob, engine_named
 from meshctl.engines.supervise.signals import Signals
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import JobState, RunDir, Submission
 from meshctl.run.events import Journal
-from meshctl.run.submission import JobState, Submission
 
 ASK_S = 2.0
 """Seconds between two questions to a scheduler, which serves many users."""

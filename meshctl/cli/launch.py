@@ -43,14 +43,14 @@ from meshctl.engines.supervise.signals import Signals
 from meshctl.network.addresses import address_of, joined
 from meshctl.network.connection import new_token
 from meshctl.plan.model import Group, Plan
-from meshctl.run.checkpoints.best import EarlyStopping
-from meshctl.run.checkpoints.saved import NoWholeCheckpoint, WholeCheckpoint
+from meshctl.run.best import EarlyStopping
+from meshctl.run.checkpoints import NoWholeCheckpoint, WholeCheckpoint
 from meshctl.run.directory import EngineChoice, RunDir, Start
 from meshctl.run.events import Observer
 from meshctl.run.launches import record_git_state, record_launch
 from meshctl.run.media import forget_media
+from meshctl.run.metrics import rows_of
 from meshctl.run.process import IN_JOB
-from meshctl.run.row_file import rows_of
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named

@@ -18,7 +18,7 @@ from meshctl.diagnostics import Diagnostic, RecipeError, Report
 from meshctl.recipe.compose.folders import files, is_dir, is_file, real
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.recipe.secrets import Secrets
-from meshctl.run.checkpoints.saved import WholeCheckpoint
+from meshctl.run.checkpoints import WholeCheckpoint
 from meshctl.run.directory import RUNS, RunDir, Start
 from meshctl.text.english import listed
 from meshctl.view.reports import STDIN

@@ -15,7 +15,7 @@ from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, wh
 from meshctl.cli.status import NO_RUN
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
-from meshctl.run.log_lines import LogLine, WorkerLog, as_time, merged
+from meshctl.run.logs import LogLine, WorkerLog, as_time, merged
 from meshctl.text.english import counted, did_you_mean
 from meshctl.view.live.logs import printable
 from meshctl.view.live.seen_run import SeenRun

@@ -24,7 +24,7 @@ from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.overrides import CannotSweep, Job, expand
 from meshctl.run.directory import RunDir
-from meshctl.run.row_file import last_row
+from meshctl.run.metrics import last_row
 from meshctl.text.redaction import redact
 from meshctl.view import formatting
 from meshctl.view.live.summary import table

@@ -8,7 +8,7 @@ from meshctl.cli.load import Launchable
 from meshctl.engines.checks.device_files import requirements_on
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.recipe.rules.memory import checkpoint_bytes_of, copy_bytes_of, memory_of
-from meshctl.run.checkpoints.saved import steps_of
+from meshctl.run.checkpoints import steps_of
 
 
 def requirements_of(ready: Launchable, needs: Needs) -> Requirements:

@@ -20,8 +20,8 @@ from meshctl.cli.status import end_of, why_lost
 from meshctl.engines.engine import CannotStart, Engine, JobEngine, SubmittedJob
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.signals import Signals
+from meshctl.run.directory import Submission
 from meshctl.run.finding import NoRun
-from meshctl.run.submission import Submission
 from meshctl.view.live.seen_run import LOST_CODE, SeenRun
 from meshctl.view.live.watching import polled, watch_view
 

@@ -36,9 +36,8 @@ from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.plan.resizing import Lost
-from meshctl.run.directory import LOCAL, NO_START, RunDir, Start
+from meshctl.run.directory import LOCAL, NO_START, JobState, RunDir, Start
 from meshctl.run.events import Observer
-from meshctl.run.submission import JobState
 
 ENGINES = {
     "local": "meshctl.engines.local:LocalEngine",

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
-from meshctl.run.event_files import newest_segment, segment_after, segment_name
-from meshctl.run.events import SEGMENT_BYTES, Follower
+from meshctl.run.events import SEGMENT_BYTES, Follower, newest_segment, segment_after, segment_name
 from meshctl.run.reading import appended
 
 EVENTS_S = 0.1

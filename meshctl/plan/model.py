@@ -18,7 +18,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from meshctl.dataclass import dataclass
-from meshctl.run.bounds import bounding_sources
 from meshctl.run.reading import decoded, text_of
 from meshctl.run.settings import SPARSE as SPARSE
 from meshctl.run.settings import Best as Best
@@ -27,6 +26,7 @@ from meshctl.run.settings import Elastic as Elastic
 from meshctl.run.settings import Restarts as Restarts
 from meshctl.run.settings import Run as Run
 from meshctl.run.settings import Stop as Stop
+from meshctl.run.settings import bounding_sources
 from meshctl.topology.cluster import Cluster as Cluster
 from meshctl.topology.cluster import NodeRanges
 from meshctl.topology.mesh import DeviceMesh

@@ -20,7 +20,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Run, Stage
-from meshctl.run.bounds import bounding_sources
+from meshctl.run.settings import bounding_sources
 from meshctl.topology.modes import Route
 
 

@@ -10,7 +10,7 @@ launches.jsonl  one object per launch: its overrides, versions and machine
 head.json       the address of the head, while nodes that others start may connect to it
 .token          the secret by which these nodes and the head authenticate each other, for its owner alone
 commands.txt    the command lines that start these nodes
-job.json        the job to which the run was submitted (`submission.py`)
+job.json        the job to which the run was submitted (`Submission`)
 job/            what was submitted: the script, the manifests or the placement group
 events/         JSON lines, a file per process
 state.json      the state of the run for other processes, which its launcher writes once a second
@@ -39,14 +39,14 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.run.checkpoints.best import ScoredCheckpoint
+from meshctl.run.best import ScoredCheckpoint
 from meshctl.run.reading import DAMAGED, decoded, text_of
 
 SHIP_TO = "~/meshctl-runs"
@@ -342,3 +342,51 @@ def replaced(path: Path) -> Iterator[Path]:
         part.rename(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+Phase = Literal["queued", "running", "ended"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    engine: str
+    job: str
+    """The name of the job, as the scheduler knows it."""
+    submitted: float
+    """The time at which it was submitted, or queued again, in seconds since the epoch."""
+
+    @classmethod
+    def of(cls, run: RunDir) -> Submission | None:
+        """Returns the job of a run; None for a run without one, or if the file is damaged."""
+        try:
+            data = decoded(text_of(run.job))
+            return cls(str(data["engine"]), str(data["job"]), float(data["submitted"]))
+        except (OSError, *DAMAGED):
+            return None
+
+    def write(self, run: RunDir) -> None:
+        """Raises `OSError`."""
+        write_whole(run.job, json.dumps(asdict(self)) + "\n")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job, according to its scheduler."""
+
+    name: str
+    """The job in messages, e.g. "Slurm job 123"."""
+    phase: Phase
+    text: str = ""
+    """The scheduler's own words, e.g. "PENDING (Resources)"; empty if it does not know the job any more."""
+    submitted: float = 0.0
+    cause: str = ""
+    """The reason that the scheduler, or somebody, has ended a part of the job; empty if it is unknown."""
+
+
+AskJob = Callable[[RunDir], JobState | None]
+"""Returns the state of the job of a run; None without a job, or if the scheduler does not answer."""
+
+
+def unasked(run: RunDir) -> JobState | None:
+    """Asks nobody."""
+    return None

@@ -21,10 +21,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 from meshctl.run.directory import RunDir, write_whole
-from meshctl.run.event_files import EventFiles, delete_folded, event_files, folded_name, segment_name
-from meshctl.run.events import TIMES, Event, Follower, parsed
+from meshctl.run.events import (
+    TIMES,
+    Event,
+    EventFiles,
+    Follower,
+    delete_folded,
+    event_files,
+    folded_name,
+    parsed,
+    segment_name,
+)
+from meshctl.run.metrics import Row, last_row
 from meshctl.run.reading import lines_of
-from meshctl.run.row_file import Row, last_row
 
 POLL_S = 1.0
 """Seconds between two searches for segments."""

@@ -3,7 +3,10 @@
 Each process has a file of its own under `events/`. An event, and all events of a step together, are one write
 to a file opened for appending, so lines never mix, and a process that is killed loses no event that it has
 written. Readers follow all files of the folder and fold the events. The events of a worker continue in
-further files (`event_files.py`), so that those of old steps can be folded into one (`event_folding.py`).
+further files, so that those of old steps can be folded into one (`event_folding.py`):
+
+train-0.jsonl, train-0.1.jsonl, train-0.2.jsonl, ...   the segments, in the order of writing
+train-0.5.folded.jsonl                                 replaces the segments up to number 5
 
     name                written by      value
     started, exited     agent           {"pid": n}; {"pid": n, "code": n}, negative for a signal,
@@ -63,10 +66,11 @@ import heapq
 import json
 import math
 import os
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
@@ -74,7 +78,6 @@ from typing import Any, Protocol
 
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
-from meshctl.run.event_files import EventFiles, event_files, newest_segment, segment_after, segment_name
 from meshctl.run.reading import appended, decoded, is_number, lines_of, size_of
 
 SEGMENT_BYTES = 1 << 20
@@ -369,7 +372,12 @@ def restart_line(event: Event) -> str:
     if group := event.value.get("group"):
         return f"{group} restarts alone: {event.value.get('cause', '')}"
     where = f"after step {event.step}" if event.step else "from the beginning"
-    sizes = [f", {size_change(name, *pair)}" for name, pair in sizes_in(event.value.get("sizes"))]
+    sizes = [
+        f", {name} with {after} of {before} workers"
+        if after < before
+        else f", {name} with {after} workers again"
+        for name, (before, after) in sizes_in(event.value.get("sizes"))
+    ]
     return f"restarted {where}{''.join(sizes)}: {event.value.get('cause', '')}"
 
 
@@ -378,15 +386,6 @@ def sizes_in(sizes: object) -> Iterator[tuple[str, tuple[int, int]]]:
     for name, pair in sizes.items() if isinstance(sizes, dict) else ():
         if isinstance(pair, list) and len(pair) == 2 and all(isinstance(one, int) for one in pair):
             yield str(name), (pair[0], pair[1])
-
-
-def size_change(group: str, before: int, after: int) -> str:
-    """Returns `train with 3 of 4 workers`, or `train with 4 workers again`."""
-    return (
-        f"{group} with {after} of {before} workers"
-        if after < before
-        else f"{group} with {after} workers again"
-    )
 
 
 class Observer(Protocol):
@@ -412,3 +411,88 @@ class Observer(Protocol):
 
     def on_end(self, code: int, reason: str) -> None:
         """The run is over, with an exit code and the cause or the signal. Called once, and last."""
+
+
+SUFFIX = ".jsonl"
+_NAME = re.compile(r"(?P<who>[^.]+)(?:\.(?P<number>\d{1,9}))?(?P<folded>\.folded)?\.jsonl")
+
+
+@dataclass(frozen=True)
+class EventFiles:
+    """The event files of one process."""
+
+    who: str
+    folded: int
+    """The number of the last segment that is folded; -1 if none is."""
+    segments: Sequence[int]
+    """The numbers of the segments that are not folded, in rising order."""
+
+    @property
+    def last(self) -> int:
+        """The number of the newest segment."""
+        return self.segments[-1] if self.segments else self.folded
+
+    def names_from(self, number: int) -> list[tuple[int, str]]:
+        """Returns the names of all files from a segment on, or of all with the folded one if it is negative,
+        in the order of their events, each with the number of its last segment."""
+        names = [(each, segment_name(self.who, each)) for each in self.segments if each >= number]
+        has_folded = self.folded >= 0 and number < 0
+        return [(self.folded, folded_name(self.who, self.folded)), *names] if has_folded else names
+
+
+def segment_name(who: str, number: int) -> str:
+    return f"{who}.{number}{SUFFIX}" if number else f"{who}{SUFFIX}"
+
+
+def folded_name(who: str, number: int) -> str:
+    return f"{who}.{number}.folded{SUFFIX}"
+
+
+def event_files(folder: Path) -> list[EventFiles]:
+    """Returns the event files of a folder by process. A segment that a folded file contains is left out: the
+    process that folded it was killed before it deleted the segment."""
+    folded, segments = dict[str, int](), dict[str, list[int]]()
+    for name in _names(folder):
+        if found := _NAME.fullmatch(name):
+            who, number = found["who"], int(found["number"] or 0)
+            of_process = segments.setdefault(who, [])
+            if found["folded"]:
+                folded[who] = max(number, folded.get(who, -1))
+            else:
+                of_process.append(number)
+    return [
+        EventFiles(who, folded.get(who, -1), sorted(n for n in numbers if n > folded.get(who, -1)))
+        for who, numbers in sorted(segments.items())
+    ]
+
+
+def newest_segment(path: Path) -> Path:
+    """Returns the file to which a process appends, given the path of its first segment."""
+    who = path.name.removesuffix(SUFFIX)
+    numbers = [0]
+    for name in _names(path.parent):
+        found = _NAME.fullmatch(name)
+        if found and found["who"] == who:
+            numbers.append(int(found["number"] or 0) + bool(found["folded"]))
+    return path.with_name(segment_name(who, max(numbers)))
+
+
+def segment_after(path: Path) -> Path:
+    found = _NAME.fullmatch(path.name)
+    assert found, path
+    return path.with_name(segment_name(found["who"], int(found["number"] or 0) + 1))
+
+
+def delete_folded(folder: Path, who: str, number: int) -> None:
+    """Deletes the files of a process that its folded file with this number contains."""
+    for name in _names(folder):
+        found = _NAME.fullmatch(name)
+        if found and found["who"] == who and int(found["number"] or 0) < number + (not found["folded"]):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

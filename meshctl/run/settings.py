@@ -1,14 +1,14 @@
-"""The settings under `run:` of a recipe. The reader makes them, and the plan contains them."""
+"""The settings under `run:` of a recipe, which the plan contains, and the sources that end a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any, Literal
 
 from meshctl.dataclass import SPARSE as SPARSE
 from meshctl.dataclass import dataclass
-from meshctl.run.checkpoints.best import Mode
+from meshctl.run.best import Mode
 
 
 @dataclass(frozen=True)
@@ -130,3 +130,26 @@ class Run:
     def has_all_checks(self) -> bool:
         """True if workers make the checks that take time."""
         return self.checks == "all"
+
+
+def bounding_sources(stages: Iterable[Any]) -> tuple[str, ...]:
+    """Returns the names of the sources that bound a run, in the order of `stages`, which are those of a plan
+    or of a recipe. The run ends when these sources have no more data.
+
+    A source that is called in every step bounds the run. One that is called less often, such as the data of
+    an evaluation, does not: its sample numbers run on past its length. Where no source is called in every
+    step, those that are called most often bound the run. `ends_run` of the stage overrides this. A source in
+    a block bounds only the block.
+    """
+    sources = [stage for stage in stages if stage.is_source and not stage.block]
+    least = min((source.every for source in sources if not source.when), default=0)
+    return tuple(
+        source.name
+        for source in sources
+        if (not source.when and source.every == least if source.ends_run is None else source.ends_run)
+    )
+
+
+def end_of_data(source: str) -> str:
+    """Returns the reason that is reported where a run ends with the data of a source."""
+    return f"the data of `{source}` ended"

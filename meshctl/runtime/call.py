@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 
 from meshctl.plan.model import Block, Stage
-from meshctl.run.bounds import end_of_data
 from meshctl.run.events import EventLog
 from meshctl.run.progress import Activity
+from meshctl.run.settings import end_of_data
 from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.checks import Borrowed, PeerCheck

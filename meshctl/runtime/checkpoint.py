@@ -45,9 +45,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from meshctl.dataclass import dataclass
-from meshctl.run.checkpoints.saved import FILE as MANIFEST
-from meshctl.run.checkpoints.varying_state import FILE as BY_RANK
-from meshctl.run.checkpoints.varying_state import VaryingState
+from meshctl.run.checkpoints import BY_RANK, VaryingState
+from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.directory import write_whole
 from meshctl.run.reading import DAMAGED, decoded, text_of
 from meshctl.runtime.collectives.collective import Collective

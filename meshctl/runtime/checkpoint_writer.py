@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from meshctl.plan.model import Checkpoint
-from meshctl.run.checkpoints.saved import describe
+from meshctl.run.checkpoints import describe
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
 from meshctl.runtime import checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Observer
-from meshctl.run.row_file import as_json, cut
+from meshctl.run.metrics import as_json, cut
 
 
 class JsonLines(Observer):

@@ -25,10 +25,10 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at
-from meshctl.run.log_lines import LogLine, lines_of_workers
+from meshctl.run.logs import LogLine, lines_of_workers
 from meshctl.run.media import Media, media_of
+from meshctl.run.metrics import rows_of
 from meshctl.run.reading import text_of
-from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import Condition
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
 from meshctl.view.times import TimeUse

@@ -18,8 +18,8 @@ from meshctl.cli.logs import Options, logs
 from meshctl.cli.report import report
 from meshctl.cli.status import runs, status, watch
 from meshctl.engines.supervise.attempt import lock, mark_logs
-from meshctl.run.checkpoints.saved import FILE as MANIFEST
-from meshctl.run.checkpoints.saved import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint
+from meshctl.run.checkpoints import FILE as MANIFEST
+from meshctl.run.checkpoints import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
 from meshctl.run.launches import record_launch

@@ -16,7 +16,7 @@ from meshctl.cli.load import plan_of
 from meshctl.engines.checks.resume import code_of
 from meshctl.engines.supervise.attempt import begin
 from meshctl.plan.resume_differences import facts_of
-from meshctl.run.checkpoints.saved import Manifest, describe
+from meshctl.run.checkpoints import Manifest, describe
 from meshctl.run.directory import RunDir
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE

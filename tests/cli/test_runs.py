@@ -13,7 +13,7 @@ import pytest
 from meshctl.cli.logs import Misused, since_of
 from meshctl.cli.status import watch
 from meshctl.run.directory import RunDir
-from meshctl.run.log_files import LogFile
+from meshctl.run.logs import LogFile
 from meshctl.view.live.seen_run import SeenRun
 from tests.cli.commands import MAIN, meshctl
 from tests.contract.launches import old_runs

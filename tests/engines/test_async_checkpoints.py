@@ -14,7 +14,7 @@ import test_exactly_once
 from processes import wait
 from test_exactly_once import Running, rows_of
 
-from meshctl.run.checkpoints.saved import Manifest
+from meshctl.run.checkpoints import Manifest
 from meshctl.run.events import Follower
 
 PARTS = (

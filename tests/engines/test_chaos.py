@@ -22,7 +22,7 @@ from processes import alive, family, litter, name_of, wait
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, events_of
-from meshctl.run.row_file import Row, read
+from meshctl.run.metrics import Row, read
 from tests.paths import ROOT
 
 CHAOS_S = float(os.environ.get("MESHCTL_CHAOS_S", "600"))

@@ -27,9 +27,8 @@ from meshctl.network.connection import Message
 from meshctl.network.control_store import GET, StoreClient
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.plan.resizing import Lost
-from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event
-from meshctl.run.settings import Elastic
+from meshctl.run.settings import Elastic, end_of_data
 from meshctl.run.shutdown import PREFIX
 from tests.engines.fake import FakeEngine, FakeHandle, FakeNode, FakeWorker
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.plan.model import Plan
-from meshctl.run.checkpoints import saved
+from meshctl.run import checkpoints
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower
-from meshctl.run.row_file import read as read_rows
+from meshctl.run.metrics import read as read_rows
 from tests.command_server import call
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker
@@ -87,7 +87,7 @@ def checkpoints_of(run: RunDir, published: Set[int | None]) -> list[Saved]:
     """The checkpoints that were kept. Their states are not read here."""
     found = []
     for path in run.path.glob("checkpoints/step-*"):
-        files = [file for file in path.glob("*.json") if file.name != saved.FILE]
+        files = [file for file in path.glob("*.json") if file.name != checkpoints.FILE]
         given = [json.loads(file.read_text())["given"] for file in files]
         positions = {source: count for one in given for source, count in one.items()}
         found.append(Saved(int(path.name.removeprefix("step-")), positions))

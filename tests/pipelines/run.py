@@ -16,8 +16,8 @@ from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
-from meshctl.run.bounds import end_of_data
 from meshctl.run.metrics import Fold
+from meshctl.run.settings import end_of_data
 from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.instantiate import make

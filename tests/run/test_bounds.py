@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshctl.run.bounds import bounding_sources
+from meshctl.run.settings import bounding_sources
 from tests.runtime.plans import call
 
 

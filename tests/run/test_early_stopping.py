@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.checkpoints.best import EarlyStopping, Mode
+from meshctl.run.best import EarlyStopping, Mode
 
 Values = list[float | None]
 

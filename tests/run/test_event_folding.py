@@ -11,10 +11,9 @@ import pytest
 from meshctl.run import event_folding
 from meshctl.run import events as events_module
 from meshctl.run.directory import RunDir
-from meshctl.run.event_files import event_files
 from meshctl.run.event_folding import MAX_MEMORY, MAX_SUMS, EventFolding, StepSums, folded
-from meshctl.run.events import Event, Follower, Journal, StepReport, parsed
-from meshctl.run.row_file import as_json
+from meshctl.run.events import Event, Follower, Journal, StepReport, event_files, parsed
+from meshctl.run.metrics import as_json
 
 STEPS = 40
 

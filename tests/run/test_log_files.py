@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.log_files import RETRY_S, LogFile, older, read_tail, stamp, without_stamps
+from meshctl.run.logs import RETRY_S, LogFile, older, read_tail, stamp, without_stamps
 
 NOTE = re.compile(rb"^(\d{4}-\S+Z )?==== meshctl: .* ====\n", re.MULTILINE)
 MARK = stamp(0.0)

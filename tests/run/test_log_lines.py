@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run import log_lines
+from meshctl.run import logs
 from meshctl.run.directory import RunDir
-from meshctl.run.log_files import LogFile
-from meshctl.run.log_lines import LogLine, WorkerLog, as_time, lines_of_workers
+from meshctl.run.logs import LogFile, LogLine, WorkerLog, as_time, lines_of_workers
 
 
 class Clock:
@@ -78,7 +77,7 @@ def test_a_log_that_grows_and_is_rotated_meanwhile(run: RunDir, clock: Clock) ->
 def test_from_a_time_on(
     since: int, block_bytes: int, run: RunDir, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_lines, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(logs, "BLOCK_BYTES", block_bytes)
     file = log(run, 0, clock)
     for number in range(100):
         clock.seconds = float(number)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold
-from meshctl.run.row_file import Row, as_json, cut, read
+from meshctl.run.metrics import Fold, Row, as_json, cut, read
 from meshctl.trackers.jsonl import JsonLines
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from meshctl.run import reading
 from meshctl.run.directory import RunDir, replaced, write_whole
+from meshctl.run.metrics import end_of, last_row, rows_of
 from meshctl.run.reading import MAX_DEPTH, decoded, lines_of
-from meshctl.run.row_file import end_of, last_row, rows_of
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, MAX_DEPTH + 1, 100_000])

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run import row_file
+from meshctl.run import metrics
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.row_file import PastAttempts, Row, as_json, continue_rows, cut, last_row, read
+from meshctl.run.metrics import PastAttempts, Row, as_json, continue_rows, cut, last_row, read
 
 
 @pytest.fixture(autouse=True, params=[7, 40, 1 << 16])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(metrics, "BLOCK_BYTES", request.param)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from meshctl.run.checkpoints.varying_state import VaryingState
+from meshctl.run.checkpoints import VaryingState
 from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree, write_dcp
 from meshctl.runtime.checkpoint_writer import Staging
 from meshctl.runtime.collectives.collective import Collective

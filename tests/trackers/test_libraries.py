@@ -19,7 +19,7 @@ from meshctl.recipe.tracker_fields import LIBRARIES, TRACK
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event
 from meshctl.run.media import media_path, png, write_media
-from meshctl.run.row_file import as_json
+from meshctl.run.metrics import as_json
 from meshctl.run.settings import Elastic, Track
 from meshctl.trackers import TRACKERS
 from meshctl.trackers.feed import Feeds

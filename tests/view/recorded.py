@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from meshctl.plan.model import Cluster, Plan, Run
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Journal
-from meshctl.run.metrics import Fold
-from meshctl.run.row_file import as_json
+from meshctl.run.metrics import Fold, as_json
 from tests.view.pictures import plans
 
 BEGAN = 1000.0

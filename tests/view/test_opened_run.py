@@ -9,7 +9,7 @@ import pytest
 
 import meshctl
 from meshctl.run.directory import RunDir, Start, write_whole
-from meshctl.run.log_files import LogFile
+from meshctl.run.logs import LogFile
 from meshctl.view.live.state_file import StateFile
 from tests.contract.launches import old_runs
 from tests.contract.pinned import DATA

@@ -14,13 +14,13 @@ from meshctl.plan.resume_differences import Difference, differences, facts_of
 from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
-from meshctl.run.checkpoints.saved import (
+from meshctl.run.checkpoints import (
     Manifest,
     NoWholeCheckpoint,
+    VaryingState,
     WholeCheckpoint,
     newest_whole_checkpoint,
 )
-from meshctl.run.checkpoints.varying_state import VaryingState
 from meshctl.run.directory import RunDir
 
 

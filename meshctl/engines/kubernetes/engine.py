@@ -38,10 +38,9 @@ from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
 from meshctl.engines.remote import ConnectedNodes
 from meshctl.network.connection import new_token
 from meshctl.plan.model import Plan
-from meshctl.run.directory import NO_START, RunDir, Start, write_whole
+from meshctl.run.directory import NO_START, JobState, Phase, RunDir, Start, write_whole
 from meshctl.run.events import Observer
 from meshctl.run.mirror import Mirror
-from meshctl.run.submission import JobState, Phase
 from meshctl.text.english import listed
 from meshctl.text.kubernetes_names import replicated_job, too_long
 from meshctl.text.yaml_text import yaml_text

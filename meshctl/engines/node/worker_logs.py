@@ -38,7 +38,7 @@ from pathlib import Path
 from meshctl.dataclass import dataclass
 from meshctl.engines.node import forkserver, task, termination
 from meshctl.engines.node.scratch import Scratch
-from meshctl.run.log_files import LogFile
+from meshctl.run.logs import LogFile
 
 TITLE = "meshctl-logs"
 READ_BYTES = 1 << 18

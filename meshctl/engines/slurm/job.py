@@ -14,9 +14,8 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import JobState, Phase, RunDir, Submission
 from meshctl.run.events import Event, Observer
-from meshctl.run.submission import JobState, Phase, Submission
 from meshctl.text.english import counted
 
 CALL_S = 20.0

@@ -19,12 +19,11 @@ from meshctl.engines.checks.fork import in_fork
 from meshctl.engines.supervise.cause import ATTEMPT
 from meshctl.plan.model import Plan
 from meshctl.run import clock
-from meshctl.run.checkpoints.saved import WholeCheckpoint, clear_later, newest_whole_checkpoint
+from meshctl.run.checkpoints import WholeCheckpoint, clear_later, newest_whole_checkpoint
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Follower, events_of
 from meshctl.run.media import forget_media
-from meshctl.run.metrics import Fold
-from meshctl.run.row_file import PastAttempts, continue_rows
+from meshctl.run.metrics import Fold, PastAttempts, continue_rows
 from meshctl.text.redaction import holds_literal, spans
 
 HELD_S, HELD_POLL_S = 1.0, 0.05

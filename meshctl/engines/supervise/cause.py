@@ -33,7 +33,7 @@ from meshctl.engines.node.termination import name_of
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
-from meshctl.run.log_files import read_tail, without_stamps
+from meshctl.run.logs import read_tail, without_stamps
 from meshctl.run.progress import Activity, Record
 from meshctl.text.bounded import MAX_LINE, MAX_TEXT, bounded, plain
 

@@ -18,7 +18,7 @@ from meshctl.engines.checks.resume import code_of
 from meshctl.engines.supervise.attempt import Attempt
 from meshctl.engines.supervise.judge import Judge
 from meshctl.plan.resume_differences import facts_of
-from meshctl.run.checkpoints.saved import Manifest
+from meshctl.run.checkpoints import Manifest
 from meshctl.run.events import Event, Journal
 
 

@@ -21,8 +21,8 @@ from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.model import Plan
-from meshctl.run.bounds import end_of_data
 from meshctl.run.events import Event, Journal
+from meshctl.run.settings import end_of_data
 from meshctl.run.shutdown import PREFIX, Proposer, StopRequest
 
 

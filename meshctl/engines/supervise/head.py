@@ -64,8 +64,8 @@ from meshctl.network.connection import Message
 from meshctl.plan.resizing import Device
 from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Event
+from meshctl.run.metrics import rows_of
 from meshctl.run.progress import Record
-from meshctl.run.row_file import rows_of
 from meshctl.run.shutdown import StopRequest
 from meshctl.text.english import in_units, in_words
 

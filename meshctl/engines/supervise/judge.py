@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from meshctl.plan.model import Run
-from meshctl.run.checkpoints.best import BestCheckpoints, EarlyStopping, ScoredCheckpoint
+from meshctl.run.best import BestCheckpoints, EarlyStopping, ScoredCheckpoint
 from meshctl.run.events import Event
 from meshctl.run.metrics import NotFinite
 from meshctl.run.shutdown import ENDLESS

@@ -42,7 +42,7 @@ from meshctl.network.addresses import joined
 from meshctl.network.connection import TOKEN_VARIABLE, new_token
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import CannotResize
-from meshctl.run.checkpoints.saved import NoWholeCheckpoint
+from meshctl.run.checkpoints import NoWholeCheckpoint
 from meshctl.run.events import Event, Journal, Observer
 from meshctl.run.process import ENDED_BY_SCHEDULER
 

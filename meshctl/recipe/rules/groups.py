@@ -17,8 +17,7 @@ from meshctl.recipe.meshes import layouts_of, replica_ranks
 from meshctl.recipe.model import DeviceGroup, Program, Stage
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
-from meshctl.run.bounds import bounding_sources
-from meshctl.run.settings import Elastic
+from meshctl.run.settings import Elastic, bounding_sources
 from meshctl.text.english import counted, in_words, listed, nearest
 
 DETECTED = "`device_type` is not set: write the type of the machine that runs the recipe"

@@ -16,8 +16,7 @@ from meshctl.recipe.code.classes import Class
 from meshctl.recipe.model import Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.stages import Times
-from meshctl.run.bounds import bounding_sources
-from meshctl.run.settings import Run
+from meshctl.run.settings import Run, bounding_sources
 from meshctl.text.english import counted, listed
 
 

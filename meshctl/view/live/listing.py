@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import AskJob, RunDir, Submission, unasked
 from meshctl.run.finding import NoRun, launched_at, name_of
 from meshctl.run.reading import DAMAGED
-from meshctl.run.submission import AskJob, Submission, unasked
 from meshctl.text.english import abbreviated
 from meshctl.view.formatting import duration
 from meshctl.view.live.seen_run import SeenRun, plan_of_run

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshctl.run.log_files import CONTINUED, older, without_stamps
+from meshctl.run.logs import CONTINUED, older, without_stamps
 from meshctl.run.reading import MAX_LOG_BYTES, opened, stat_of
 from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible

@@ -13,12 +13,11 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
-from meshctl.run.checkpoints.saved import steps_of
-from meshctl.run.directory import RunDir
+from meshctl.run.checkpoints import steps_of
+from meshctl.run.directory import AskJob, JobState, RunDir, Submission, unasked
 from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher, is_locked
 from meshctl.run.reading import DAMAGED
-from meshctl.run.submission import AskJob, JobState, Submission, unasked
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 from meshctl.view.live.summary import means

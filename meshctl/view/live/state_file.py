@@ -23,8 +23,8 @@ from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
+from meshctl.run.metrics import rows_of
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, size_of, text_of
-from meshctl.run.row_file import rows_of
 from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
 from meshctl.view.times import WorkerTimes
 

@@ -23,8 +23,8 @@ from rich.live import Live
 from rich.text import Text
 
 from meshctl.run.events import parsed
+from meshctl.run.metrics import parsed_row
 from meshctl.run.reading import lines_of, size_of
-from meshctl.run.row_file import parsed_row
 from meshctl.view.live.dashboard import Picture, StepTimes, newest_logs
 from meshctl.view.live.output import Output
 from meshctl.view.live.plain import PlainOutput

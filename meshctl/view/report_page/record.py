@@ -11,12 +11,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from meshctl.run.directory import RunDir
-from meshctl.run.event_files import event_files
-from meshctl.run.events import Event, parsed
+from meshctl.run.events import Event, event_files, parsed
 from meshctl.run.launches import git_state, launches
-from meshctl.run.log_files import read_tail, without_stamps
+from meshctl.run.logs import read_tail, without_stamps
+from meshctl.run.metrics import rows_of
 from meshctl.run.reading import lines_of, size_of
-from meshctl.run.row_file import rows_of
 from meshctl.text.redaction import redact
 from meshctl.view.live.seen_run import SeenRun
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.run.checkpoints.best import BestCheckpoints, Mode, ScoredCheckpoint
+from meshctl.run.best import BestCheckpoints, Mode, ScoredCheckpoint
 from meshctl.run.directory import RunDir
 
 Rows = dict[int, float | None]

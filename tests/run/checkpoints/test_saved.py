@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.checkpoints.saved import (
+from meshctl.run.checkpoints import (
     FILE,
     Manifest,
     NoWholeCheckpoint,

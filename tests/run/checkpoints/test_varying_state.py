@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.checkpoints.varying_state import VaryingState
+from meshctl.run.checkpoints import VaryingState
 from meshctl.topology.mesh import DeviceMesh
 
 MESH = DeviceMesh.from_sizes(dp_size=2, tp_size=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.directory import RunDir
-from meshctl.run.log_files import LogFile
+from meshctl.run.logs import LogFile
 from meshctl.view.live.logs import MAX_LINE_LETTERS, LogTail, printable
 
 MAX = 1 << 10

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshctl.plan.model import Group, Program
-from meshctl.run.checkpoints.best import ScoredCheckpoint
+from meshctl.run.best import ScoredCheckpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Journal
 from meshctl.view.live.summary import summary

@@ -11,7 +11,7 @@ from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Event, Journal
 from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
-from meshctl.run.row_file import as_json
+from meshctl.run.metrics import as_json
 from meshctl.view.live.run_state import RunState
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.live.watching import JsonWatch, LivePicture, PlainWatch, polled, watch_view

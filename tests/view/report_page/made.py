@@ -11,7 +11,7 @@ from typing import Any
 from meshctl.plan.model import Cluster, Plan, Run
 from meshctl.run.directory import RunDir, Start, write_whole
 from meshctl.run.events import Event
-from meshctl.run.row_file import as_json
+from meshctl.run.metrics import as_json
 from meshctl.view.live.seen_run import SeenRun
 from tests.view.pictures import plans
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshctl.run.events import Event
 from meshctl.run.launches import record_launch
-from meshctl.run.row_file import as_json
+from meshctl.run.metrics import as_json
 from meshctl.view.report_page.page import draw
 from meshctl.view.report_page.record import RunRecord
 from tests.view.report_page.made import BEGAN, MadeRun, done, failed, plan, resized

@@ -4,19 +4,24 @@ time at which its first byte arrived, as in `docker logs --timestamps`:
     2026-11-23T13:14:15.123Z epoch 3, loss 0.271
 
 With `run.logs.keep` the log is at most two files, of half as many bytes each: when RANK.log is full, it
-becomes RANK.log.1, in place of the one before, and a new RANK.log begins.
+becomes RANK.log.1, in place of the one before, and a new RANK.log begins. `WorkerLog` reads both. A line
+without a time, which marks the beginning of an attempt, has that of the line before it.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from meshctl.run.reading import MAX_LOG_BYTES, opened
+from meshctl.run.directory import RunDir
+from meshctl.run.reading import MAX_LOG_BYTES, descriptor, opened, stat_of
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", re.MULTILINE)
 """The time at the beginning of a line: UTC, as in RFC 3339."""
@@ -24,15 +29,24 @@ _STAMP_BYTES = re.compile(STAMP.pattern.encode(), re.MULTILINE)
 CONTINUED = "==== meshctl: earlier lines are in "
 """The beginning of the first line in the newer half of a bounded log."""
 _CONTINUED = re.compile(rb"\A\S{24} " + CONTINUED.encode() + rb".*\n")
+BLOCK_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is shown in parts."""
+STAMP_LETTERS = 25
+"""The length of a time with the space behind it."""
 RETRY_S = 0.25
 """Seconds after a failed write in which the file is not written again."""
 
 
+def as_time(seconds: float) -> str:
+    """Returns seconds since the epoch as the logs have them."""
+    text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
 def stamp(seconds: float) -> bytes:
     """Returns the beginning of a line that arrived at `seconds` since the epoch."""
-    whole, thousandths = divmod(int(seconds * 1000), 1000)
-    year, month, day, hour, minute, second, *_ = time.gmtime(whole)
-    return b"%04d-%02d-%02dT%02d:%02d:%02d.%03dZ " % (year, month, day, hour, minute, second, thousandths)
+    return f"{as_time(seconds)} ".encode()
 
 
 def without_stamps(text: str) -> str:
@@ -170,3 +184,115 @@ class LogFile:
         self._open()
         note = stamp(self._now()) + f"{CONTINUED}{earlier.name}{dropped} ====\n".encode()
         self._size = self._head_bytes = os.write(self._file, note)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    time: str
+    """The time at which its first byte arrived: UTC, as in RFC 3339; empty where the log has none."""
+    group: str
+    rank: int
+    text: str
+
+    @property
+    def worker(self) -> str:
+        return f"{self.group}:{self.rank}"
+
+
+def lines_of_workers(run: RunDir, workers: Iterable[tuple[str, int]], since: str = "") -> Iterator[LogLine]:
+    """Yields the lines of the logs of workers, from a time on, in the order of their times."""
+    return merged([WorkerLog(run, group, rank, since) for group, rank in workers], is_last=True)
+
+
+def merged(logs: Sequence[WorkerLog], is_last: bool) -> Iterator[LogLine]:
+    """Yields the new lines of several logs in the order of their times."""
+    return heapq.merge(*(log.new(is_last) for log in logs), key=lambda line: line.time)
+
+
+class WorkerLog:
+    """Reads the log of one worker as it grows."""
+
+    def __init__(self, run: RunDir, group: str, rank: int, since: str = "") -> None:
+        """`since` is the time of the first line, as logs have it; empty for all."""
+        self._path, self._group, self._rank, self._since = run.log(group, rank), group, rank, since
+        self._inode = self._offset = 0
+        """The file that was read last, and how far."""
+        self._time = ""
+        """The time of the last line."""
+
+    def new(self, is_last: bool) -> Iterator[LogLine]:
+        """Yields the whole lines since the last call. With `is_last` also a line that has no end."""
+        newer, before = stat_of(self._path), stat_of(older(self._path))
+        if newer is None:
+            return
+        if before and before.st_ino != newer.st_ino and self._inode in (0, before.st_ino):
+            yield from self._of_file(before.st_ino, before.st_size, is_last=True)
+        yield from self._of_file(newer.st_ino, newer.st_size, is_last)
+
+    def _of_file(self, inode: int, size: int, is_last: bool) -> Iterator[LogLine]:
+        if inode != self._inode:
+            self._inode, self._offset = inode, self._start(inode, size) if self._since else 0
+        rest = b""
+        for block in self._blocks(inode, size):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                self._offset += len(line) + 1
+                yield from self._parsed(line)
+            if len(rest) > MAX_LINE_BYTES:
+                self._offset += len(rest)
+                yield from self._parsed(rest)
+                rest = b""
+        if rest and is_last:
+            self._offset += len(rest)
+            yield from self._parsed(rest)
+
+    def _blocks(self, inode: int, size: int) -> Iterator[bytes]:
+        """Yields a file from the present position on. It is opened for each block, because a run may have
+        more workers than a process may have open files. It may become the older file meanwhile."""
+        position = self._offset
+        while position < size:
+            block = self._block(inode, position, min(BLOCK_BYTES, size - position))
+            if not block:
+                return
+            position += len(block)
+            yield block
+
+    def _block(self, inode: int, position: int, count: int) -> bytes:
+        for path in (self._path, older(self._path)):
+            with suppress(FileNotFoundError):
+                file = descriptor(path, MAX_LOG_BYTES)
+                try:
+                    if os.fstat(file).st_ino == inode:
+                        return os.pread(file, count, position)
+                finally:
+                    os.close(file)
+        return b""
+
+    def _start(self, inode: int, size: int) -> int:
+        """Returns a position at the beginning of a line, before which all lines are older than `since`."""
+        low, high = 0, size
+        while high - low > BLOCK_BYTES:
+            middle = (low + high) // 2
+            begin, time = self._first_time(inode, middle)
+            if time and time < self._since:
+                low = begin
+            else:
+                high = middle
+        return low
+
+    def _first_time(self, inode: int, position: int) -> tuple[int, str]:
+        """Returns the position of the first line with a time that begins behind a position, and its time. It
+        is looked for in one block."""
+        block = self._block(inode, position, BLOCK_BYTES)
+        at = block.find(b"\n") + 1
+        while at:
+            if _STAMP_BYTES.match(block, at):
+                return position + at, block[at : at + STAMP_LETTERS - 1].decode()
+            at = block.find(b"\n", at) + 1
+        return position, ""
+
+    def _parsed(self, line: bytes) -> Iterator[LogLine]:
+        if _STAMP_BYTES.match(line):
+            self._time, line = line[: STAMP_LETTERS - 1].decode(), line[STAMP_LETTERS:]
+        if not line.startswith(CONTINUED.encode()) and self._time >= self._since:
+            yield LogLine(self._time, self._group, self._rank, line.decode(errors="replace"))
