@@ -228,9 +228,9 @@ class Sampled:
 
 def _sampler(config: Mapping[str, Any]) -> Any:
     """Returns a `vllm.Sampler` whose engine can also reload a file."""
-    from meshctl.vllm import Sampler, environment
+    from meshctl.vllm import Sampler, options
 
-    environment.prepare()
+    options.prepare()
     from safetensors import safe_open
 
     from meshctl.vllm.engine_api import Engine

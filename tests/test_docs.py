@@ -84,8 +84,7 @@ def test_the_tables_of_data_are_those_of_the_code() -> None:
 
 
 def test_the_tables_of_models_and_samplers_are_those_of_the_code() -> None:
-    from meshctl.data.prompts import Prompts
-    from meshctl.data.source import Source
+    from meshctl.data.source import Prompts, Source
     from meshctl.hf import Model, Sampler
 
     described = {word for row in _rows("models.md", "argument") for word in _words(row[0])}

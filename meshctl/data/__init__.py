@@ -35,42 +35,19 @@ if TYPE_CHECKING:
     from meshctl.data.from_torch import FromDataLoader as FromDataLoader
     from meshctl.data.from_torch import FromDataset as FromDataset
     from meshctl.data.from_torch import FromIterable as FromIterable
-    from meshctl.data.prompts import Prompts as Prompts
     from meshctl.data.source import Chat as Chat
     from meshctl.data.source import Pairs as Pairs
+    from meshctl.data.source import Prompts as Prompts
     from meshctl.data.source import Text as Text
     from meshctl.data.streams import ChatStream as ChatStream
     from meshctl.data.streams import PairsStream as PairsStream
     from meshctl.data.streams import TextStream as TextStream
 
-__all__ = [
-    "Chat",
-    "ChatStream",
-    "DataError",
-    "FromDataLoader",
-    "FromDataset",
-    "FromIterable",
-    "Pairs",
-    "PairsStream",
-    "Prompts",
-    "RowError",
-    "Text",
-    "TextStream",
-]
-__getattr__ = on_use(
-    __name__,
-    {
-        "Chat": "source",
-        "DataError": "errors",
-        "RowError": "errors",
-        "FromDataLoader": "from_torch",
-        "FromDataset": "from_torch",
-        "FromIterable": "from_torch",
-        "Pairs": "source",
-        "Prompts": "prompts",
-        "ChatStream": "streams",
-        "PairsStream": "streams",
-        "TextStream": "streams",
-        "Text": "source",
-    },
-)
+HOMES = {
+    **dict.fromkeys(("DataError", "RowError"), "errors"),
+    **dict.fromkeys(("FromDataLoader", "FromDataset", "FromIterable"), "from_torch"),
+    **dict.fromkeys(("Chat", "Pairs", "Prompts", "Text"), "source"),
+    **dict.fromkeys(("ChatStream", "PairsStream", "TextStream"), "streams"),
+}
+__all__ = list(HOMES)
+__getattr__ = on_use(__name__, HOMES)

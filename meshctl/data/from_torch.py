@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import random
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count, islice
@@ -29,7 +30,8 @@ from meshctl.runtime.component import Component, endpoint
 
 
 class _Indexed(Component):
-    """A source whose items are read by their sample numbers. A subclass sets `_prefetch`."""
+    """A source whose items are read by their sample numbers. A subclass sets `_prefetch`, and has `_index`
+    and `_columns_at`."""
 
     _prefetch: Prefetch[dict[str, Column]]
 
@@ -40,6 +42,20 @@ class _Indexed(Component):
 
     def close(self) -> None:
         self._prefetch.close()
+
+    def _read(self, samples: range) -> dict[str, Column]:
+        if samples:
+            return self._columns_at([self._index(number) for number in samples])
+        first = Batch(self._columns_at([self._index(0)]))  # for the names and dtypes
+        return dict(first.between(0, 0).columns)
+
+    @abstractmethod
+    def _index(self, number: int) -> int:
+        """Returns the index of the item with a sample number."""
+
+    @abstractmethod
+    def _columns_at(self, indices: Sequence[int]) -> dict[str, Column]:
+        """Returns the columns of items."""
 
 
 class FromDataset(_Indexed):
@@ -75,14 +91,8 @@ class FromDataset(_Indexed):
         """The number of samples of one epoch."""
         return len(self._items)
 
-    def _read(self, samples: range) -> dict[str, Column]:
-        items = [self._items[self._index(number)] for number in samples]
-        return _columns_of(items, self._columns, self._ragged) if items else self._empty()
-
-    def _empty(self) -> dict[str, Column]:
-        """Returns columns without rows, with the names and dtypes of the first item."""
-        first = Batch(_columns_of([self._items[0]], self._columns, self._ragged))
-        return dict(first.between(0, 0).columns)
+    def _columns_at(self, indices: Sequence[int]) -> dict[str, Column]:
+        return _columns_of([self._items[index] for index in indices], self._columns, self._ragged)
 
     def _index(self, number: int) -> int:
         epoch, position = divmod(number, len(self))
@@ -131,13 +141,7 @@ class FromDataLoader(_Indexed):
         """The number of samples of one epoch."""
         return self._length
 
-    def _read(self, samples: range) -> dict[str, Column]:
-        if not samples:
-            first = Batch(self._collated([self._index(0)]))
-            return dict(first.between(0, 0).columns)
-        return self._collated([self._index(number) for number in samples])
-
-    def _collated(self, indices: Sequence[int]) -> dict[str, Column]:
+    def _columns_at(self, indices: Sequence[int]) -> dict[str, Column]:
         rows = self._loader.collate_fn([self._loader.dataset[index] for index in indices])
         found = _named(rows, self._columns)
         for name, column in found.items():

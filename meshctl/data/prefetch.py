@@ -57,21 +57,16 @@ def results(function: Callable[[range], Result], calls: Iterable[range], workers
         sampler=calls,
         num_workers=workers,
         prefetch_factor=AHEAD,
-        collate_fn=_unchanged,
+        collate_fn=lambda value: value,
         worker_init_fn=_die_with_parent,
         multiprocessing_context="fork",
         generator=torch.Generator(),  # the seeds of the processes are not drawn from the run's generator
     )
-    for result in _of_living(loader):
-        if isinstance(result, _Failure):
-            raise DataError(result.message)
-        yield result
-
-
-def _of_living(loader: Iterable[Result]) -> Iterator[Result]:
-    """Yields the results of a loader. Raises `DataError` if one of its processes is killed."""
     try:
-        yield from loader
+        for result in loader:
+            if isinstance(result, _Failure):
+                raise DataError(result.message)
+            yield result  # type: ignore[misc]
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise
@@ -98,7 +93,7 @@ class Prefetch(Generic[Result]):
         if not self._workers:
             return self._function(samples)
         last, self._last = self._last, samples
-        if self._ahead is None and last is not None and _follows(samples, last):
+        if self._ahead is None and last and len(samples) == len(last) and samples.start >= last.stop:
             self._ahead = self._from(samples, samples.start - last.start)
         if self._ahead is not None:
             expected, result = next(self._ahead)
@@ -116,14 +111,6 @@ class Prefetch(Generic[Result]):
             return (range(samples.start + n * stride, samples.stop + n * stride) for n in count())
 
         return zip(calls(), results(self._function, calls(), self._workers), strict=False)
-
-
-def _follows(samples: range, last: range) -> bool:
-    return len(samples) == len(last) > 0 and samples.start >= last.stop
-
-
-def _unchanged(value: object) -> object:
-    return value
 
 
 def _die_with_parent(number: int) -> None:

@@ -16,6 +16,7 @@ not see. The actor knows them from an earlier batch.
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,10 +72,15 @@ class PromptLimits:
         if not isinstance(column, Ragged):
             raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
         prompts = [row.cpu() for row in column.rows()]
-        self._check(batch, prompts, self._is_too_long, self._too_long)
+        left = math.inf if self.positions is None else self.positions - self.max_new_tokens
+        problem = (
+            f"and answers of {self.max_new_tokens} tokens exceed the model's {self.positions} positions; "
+            f"set `max_prompt_tokens: {left}` and `over_length: drop` at the source of the prompts"
+        )
+        self._check(batch, prompts, lambda prompt: len(prompt) > left, problem)
         self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
-        vocabulary = f"have tokens outside the model's vocabulary of {self.vocabulary}"
-        self._check(batch, prompts, self._is_unknown, vocabulary)
+        size, problem = self.vocabulary, f"have tokens outside the model's vocabulary of {self.vocabulary}"
+        self._check(batch, prompts, lambda one: int(one.min()) < 0 or int(one.max()) >= size, problem)
         self._warn_of_long(batch, prompts)
         return prompts
 
@@ -101,20 +107,6 @@ class PromptLimits:
             longest = max(len(prompts[row]) for row in rows)
             shown = shown_ids(batch.ids[rows].tolist())
             raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
-
-    def _is_too_long(self, prompt: Tensor) -> bool:
-        return self.positions is not None and len(prompt) + self.max_new_tokens > self.positions
-
-    @property
-    def _too_long(self) -> str:
-        left = (self.positions or 0) - self.max_new_tokens
-        return (
-            f"and answers of {self.max_new_tokens} tokens exceed the model's {self.positions} positions; "
-            f"set `max_prompt_tokens: {left}` and `over_length: drop` at the source of the prompts"
-        )
-
-    def _is_unknown(self, prompt: Tensor) -> bool:
-        return int(prompt.min()) < 0 or int(prompt.max()) >= self.vocabulary
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,19 +191,14 @@ class Tokenizer:
         return text
 
 
-class _template_errors:
-    """A context that converts an error of a template to a `ChatError`."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, Exception):  # a template can raise what any of its expressions raises
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ChatError(f"the chat template of `{self._name}` fails: {first}") from None
+@contextmanager
+def _template_errors(name: str) -> Iterator[None]:
+    """Returns a context that converts an error of a template to a `ChatError`."""
+    try:
+        yield
+    except Exception as error:  # a template can raise what any of its expressions raises
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ChatError(f"the chat template of `{name}` fails: {first}") from None
 
 
 def _runs(flags: Sequence[bool]) -> list[range]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from meshctl.argument_limits import check_arguments
 from meshctl.data.errors import DataError
-from meshctl.data.prompts import Prompts
 from meshctl.data.rows import Row, Rows
+from meshctl.data.source import Prompts
 from meshctl.rewards.checks import TASKS
 from meshctl.runtime.extras import extra
 from meshctl.text.english import did_you_mean

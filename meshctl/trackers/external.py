@@ -81,6 +81,16 @@ class ExternalTracker:
     def note(self, step: int, kind: str, text: str) -> None:
         """Passes a line about the run. `kind` is `warning` or `restart`."""
 
+    def shown(self, library: Any, one: Media, **table: Any) -> Any:
+        """Returns media as an object of `library`: wandb, or trackio, whose classes are the same. `table` are
+        further arguments of a table."""
+        content = one.read()
+        if one.kind == "image":
+            return library.Image(str(one.path), caption=one.caption or None)
+        if one.kind == "histogram":
+            return library.Histogram(np_histogram=(content["counts"], content["edges"]))
+        return library.Table(columns=content["columns"], data=content["rows"], **table)
+
     def end(self, code: int, reason: str) -> None:
         """Closes the run, and returns when the library has stored everything. `reason` is the first cause of
         a failure."""

@@ -46,14 +46,7 @@ class Trackio(ExternalTracker):
         trackio.log(dict(values), step=step)
 
     def media(self, one: Media) -> None:
-        content: Any = one.read()
-        shown: Any
-        if one.kind == "image":
-            shown = trackio.Image(one.path, caption=one.caption or None)
-        elif one.kind == "histogram":
-            shown = trackio.Histogram(np_histogram=(content["counts"], content["edges"]))
-        else:
-            shown = trackio.Table(columns=content["columns"], data=content["rows"])
+        shown = self.shown(trackio, one)
         trackio.log({name_of(one.name): shown}, step=one.step)
 
     def checkpoint(self, step: int, path: Path) -> None:

@@ -79,14 +79,7 @@ class WeightsAndBiases(ExternalTracker):
         self._run.log({**values, "step": step})
 
     def media(self, one: Media) -> None:
-        content: Any = one.read()
-        shown: Any
-        if one.kind == "image":
-            shown = wandb.Image(str(one.path), caption=one.caption or None)
-        elif one.kind == "histogram":
-            shown = wandb.Histogram(np_histogram=(content["counts"], content["edges"]))
-        else:
-            shown = wandb.Table(columns=content["columns"], data=content["rows"], allow_mixed_types=True)
+        shown = self.shown(wandb, one, allow_mixed_types=True)
         self._run.log({name_of(one.name): shown, "step": one.step})
 
     def checkpoint(self, step: int, path: Path) -> None:

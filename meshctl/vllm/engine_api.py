@@ -1,6 +1,6 @@
 """All of vLLM that meshctl uses. `tests/vllm/test_engine.py` pins it.
 
-Only `vllm.Sampler` imports this module, when it builds the engine, after `environment.prepare`.
+Only `vllm.Sampler` imports this module, when it builds the engine, after `options.prepare`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from meshctl.data.samplers import Answer
-from meshctl.vllm.environment import model_folder
-from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling
+from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling, model_folder
 
 BACKEND = "meshctl"
 """The name under which `Transfer` is registered."""

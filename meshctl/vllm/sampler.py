@@ -26,10 +26,15 @@ from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.extras import extra
-from meshctl.vllm import environment
 from meshctl.vllm.checks import SAMPLER
-from meshctl.vllm.environment import tokenizer_folder
-from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling
+from meshctl.vllm.options import (
+    EngineOptions,
+    Request,
+    SamplerError,
+    Sampling,
+    prepare,
+    tokenizer_folder,
+)
 
 if TYPE_CHECKING:
     from meshctl.vllm.engine_api import Engine
@@ -138,7 +143,7 @@ class Sampler(AnswerSampler):
 
     def new_engine(self, options: EngineOptions) -> Engine:
         """Builds the engine. All ranks call this method together."""
-        environment.prepare()
+        prepare()
         with extra("vllm"):
             from meshctl.vllm.engine_api import Engine
         return Engine(options)

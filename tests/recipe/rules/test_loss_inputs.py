@@ -22,7 +22,7 @@ components:
   teacher: {{_target_: meshctl.hf.Model, group: train, args: {{model: "${{vars.model}}", {teacher}}}}}
   actor: {{_target_: "{actor}", group: train, args: {{model: "${{vars.model}}", {args}}}}}
 pipeline:
-  batch: {{call: prompts.next, samples: 64}}
+  batch: {{call: source.next, samples: 64}}
   rollouts: {{call: sampler.sample, in: batch}}
   scored: {{call: judge.score, in: rollouts}}
   old: {{call: actor.old_logprobs, in: scored}}
@@ -37,7 +37,7 @@ PLAIN = {
 }
 MINE = """
 from meshctl import Batch, Component, endpoint
-from meshctl.data import prompts
+from meshctl.data import source
 from meshctl.hf import Model
 from meshctl.rewards import Function
 def bonus(logprobs, mask, bonus): ...
@@ -47,7 +47,7 @@ def of_trl(completions, **more): ...
 class Judge(Component):
     @endpoint
     def score(self, batch: Batch) -> Batch: ...
-class Prompts(prompts.Prompts):
+class Prompts(source.Prompts):
     def _further_columns(self, rows): ...
 class Bonus(Component):
     RETURNS = {"score": ("*", "bonus")}
