@@ -151,7 +151,6 @@ class Weights(Component):
         return whole.float().chunk(self.world_size, self.split)[self.rank]
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the name and this rank's part of each parameter."""
         for name in NAMES:
             parameter = self.module[name]
             yield name, parameter.to_local() if isinstance(parameter, DTensor) else parameter.data

@@ -293,7 +293,6 @@ def _column(name: str, values: list[Any], is_ragged: bool) -> Column:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """Returns `value` as a tensor if it is a tensor or a numpy array; None for other values."""
     if isinstance(value, Tensor):
         return value
     return torch.as_tensor(value) if hasattr(value, "__array_interface__") else None

@@ -52,7 +52,6 @@ class Permutation(Sequence[int]):
 
 
 def _mixed(number: int) -> int:
-    """Returns the finalizer of splitmix64 of a 64-bit number."""
     number = ((number ^ number >> 30) * MULTIPLIERS[0]) & WORD
     number = ((number ^ number >> 27) * MULTIPLIERS[1]) & WORD
     return number ^ number >> 31

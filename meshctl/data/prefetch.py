@@ -30,8 +30,6 @@ class _Failure:
 
 
 class _Calls(Dataset[object]):
-    """A data set whose items are the results of a function."""
-
     def __init__(self, function: Callable[[range], object]) -> None:
         self._function = function
 

@@ -157,7 +157,6 @@ class Source(Component):
         return columns | self._further_columns(rows if self._packs is None else [])
 
     def _further_columns(self, rows: Sequence[int]) -> dict[str, Column]:
-        """Returns the columns of a subclass for the rows of these numbers."""
         return {}
 
     def _index(self, number: int) -> int:

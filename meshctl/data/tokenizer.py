@@ -71,7 +71,6 @@ class Tokenizer:
         return ids if ids[: len(self._start)] == self._start else [*self._start, *ids]
 
     def _first_tokens(self) -> list[int]:
-        """Returns the special tokens that the tokenizer adds before a text."""
         whole, plain = (
             self._tokenizer("a", add_special_tokens=one, verbose=False)["input_ids"] for one in (True, False)
         )
@@ -202,7 +201,6 @@ def _template_errors(name: str) -> Iterator[None]:
 
 
 def _runs(flags: Sequence[bool]) -> list[range]:
-    """Returns the range of positions of each run of successive true flags."""
     edges = [n for n in range(len(flags) + 1) if (n and flags[n - 1]) != (n < len(flags) and flags[n])]
     return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 

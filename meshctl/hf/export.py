@@ -118,7 +118,6 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _prepare(disk: DiskFormat, folder: Path) -> None:
-    """Creates the folder, removes the files of an earlier export, and writes the config."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob("model*.safetensors*"):
@@ -144,7 +143,6 @@ def _write(folder: Path, files: Sequence[File], number: int, kept: dict[str, Ten
 
 
 def _finish(folder: Path, files: Sequence[File]) -> None:
-    """Writes the index of several files, as the last file of the export."""
     if len(files) == 1:
         return
     size = sum(sum(file.sizes.values()) for file in files)

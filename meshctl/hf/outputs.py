@@ -305,7 +305,6 @@ def group_index(batch: Batch) -> Tensor | None:
 
 
 def _estimates(batch: Batch, texts: Texts, advantage: Advantage, data: Collective) -> dict[str, Column]:
-    """Returns the columns `advantages` and `returns`, or the first only, by an advantage function."""
     inputs: dict[str, Any] = {"over_ranks": lambda one: data.all_reduce(one.to(data.device)).cpu()}
     index = group_index(batch)
     if index is not None:

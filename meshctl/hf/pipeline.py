@@ -124,7 +124,6 @@ class PipelinePasses(Passes):
         return [*parts, *[parts[0].between(end, end) for _ in range(count - len(parts))]]
 
     def _of_last(self, found: Mapping[int, Any]) -> list[Any]:
-        """Returns the results of the last stage, in order, on all ranks."""
         own = [found[number] for number in sorted(found)]
         plain = [
             [one.total, one.count, dict(one.metrics)] if isinstance(one, LossSum) else one for one in own

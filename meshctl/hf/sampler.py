@@ -318,7 +318,6 @@ class Decoder:
         return found.answers()
 
     def _ends_with_text(self, found: _Found, present: Tensor, is_open: Tensor, position: int) -> Tensor:
-        """Returns whether each present answer ends with a stop text."""
         places = is_open.nonzero()[:, 0]
         start = max(0, position + 1 - self._stop.window)
         tails = found.tokens[present[places], start : position + 1].tolist()
@@ -329,8 +328,6 @@ class Decoder:
 
 
 class _Found:
-    """The tokens that were generated so far, on the model's device."""
-
     def __init__(self, answers: int, positions: int, logits: Tensor) -> None:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         self.tokens = torch.zeros((answers, positions), dtype=torch.int64, device=logits.device)
@@ -386,7 +383,6 @@ def uniforms(keys: Tensor, count: int) -> Tensor:
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
-    """Returns int64 values shifted to the right, with zeros from the left."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -107,7 +107,6 @@ def texts_of(batch: Batch, prefix: str, device: torch.device, multiple: int = 1)
 
 
 def _padded(rows: Ragged, longest: int, fill: int = 0) -> Tensor:
-    """Returns `[rows, longest]`, with `fill` after the values of each row."""
     padded: Tensor = rows.padded(fill)
     return torch.nn.functional.pad(padded, (0, longest - padded.shape[1]), value=fill)
 

@@ -203,7 +203,6 @@ def load_model(
 
 
 def _renamed_targets(conversion: Any, renamed: Mapping[str, str]) -> Any:
-    """Returns a conversion of weights from files whose results have their new names in the model."""
     if not isinstance(conversion, WeightConverter):
         return conversion
     targets = conversion._original_target_patterns

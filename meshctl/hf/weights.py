@@ -173,8 +173,6 @@ def _targets(disk: DiskFormat, own: Mapping[str, Tensor]) -> tuple[dict[str, Ten
 
 
 class _Arriving:
-    """A fused weight whose parts arrive one after another."""
-
     def __init__(self, disk: DiskFormat, name: str, own: Tensor) -> None:
         self._own, self._buffer = own, torch.empty_like(_over_last_dim(own))
         self._rows = disk.rows_of(name, tuple(own.shape)) or {}
@@ -200,7 +198,6 @@ def _over_last_dim(tensor: Tensor) -> Tensor:
 
 
 def _parts(fused: Tensor, rows: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the pairs (name, rows of `fused`), with the shards of `fused`."""
     local = _flat(local_of(fused))
     for name, own in rows.items():
         part = local[own.flatten().to(local.device)].view(*own.shape, local.shape[-1])
@@ -218,5 +215,4 @@ def _sharded_like(fused: DTensor, local: Tensor) -> DTensor:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Returns the tensor as a matrix of its rows."""
     return tensor.reshape(-1, tensor.shape[-1])

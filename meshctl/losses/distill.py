@@ -76,7 +76,6 @@ def _with_tail(logprobs: Tensor) -> Tensor:
 
 
 def _divergence(name: str, student: Tensor, teacher: Tensor, beta: float) -> Tensor:
-    """Returns `[tokens]`. The log-probabilities `student` and `teacher` are `[tokens, k]`."""
     if name == "forward_kl":
         return _kl(teacher, student)
     if name == "reverse_kl":

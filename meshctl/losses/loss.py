@@ -32,7 +32,7 @@ LOSSES = {
     "cispo": "meshctl.losses.policy.cispo",
     "rloo": "meshctl.losses.policy.rloo",
     "ppo": "meshctl.losses.policy.ppo",
-    "value": "meshctl.losses.value.value",
+    "value": "meshctl.losses.policy.value",
     "distill": "meshctl.losses.distill.distill",
 }
 """Name of a loss -> dotted path of its function."""

@@ -39,7 +39,6 @@ def main(arguments: list[str]) -> None:
 
 
 def _scorer(connection: Connection) -> Scorer | None:
-    """Imports the functions and reports their columns. Returns None if the import fails."""
     given = receive(connection)
     sys.path[:] = given["path"]
     try:

@@ -140,7 +140,6 @@ class Function(Component):
         return [{name: column[row] for name, column in values.items()} for row in range(len(batch))]
 
     def _warn(self, scores: Sequence[Score], batch: Batch) -> None:
-        """Writes which samples have no reward to the log, the first ones with the reason."""
         failed = [row for row, one in enumerate(scores) if one.failure]
         ids = batch.ids.tolist()
         for row in failed[:MAX_WARNINGS]:
@@ -169,7 +168,6 @@ class Function(Component):
 
 
 def _values(column: Column) -> list[Any]:
-    """Returns the value of each sample as plain data."""
     if isinstance(column, Ragged):
         return [row.tolist() for row in column.rows()]
     return column.tolist() if isinstance(column, torch.Tensor) else column

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
@@ -126,7 +126,9 @@ class Processes:
         found: dict[int, Score] = {}
         waiting = iter(enumerate(rows))
         while len(found) < len(rows):
-            self._assign(waiting)
+            for process in self._processes:
+                if process.is_ready and process.sample is None and (given := next(waiting, None)):
+                    process.begin(*given, self._timeout_s)
             for process in self._readable():
                 self._read(process, found)
             for process in [one for one in self._processes if one.deadline <= time.monotonic()]:
@@ -139,11 +141,6 @@ class Processes:
         for process in self._processes:
             process.kill()
         self._processes = []
-
-    def _assign(self, waiting: Iterator[tuple[int, Row]]) -> None:
-        for process in self._processes:
-            if process.is_ready and process.sample is None and (given := next(waiting, None)):
-                process.begin(*given, self._timeout_s)
 
     def _readable(self) -> list[Process]:
         """Waits for an answer or a deadline, and returns the processes that have answered or ended."""
@@ -169,7 +166,6 @@ class Processes:
                 found[sample] = score
 
     def _replace(self, process: Process, found: dict[int, Score], failure: str) -> None:
-        """Starts another process in the place of one, whose sample has failed."""
         if process.sample is not None:
             found[process.sample] = Score(failure=failure)
         self._processes[self._processes.index(process)] = Process(self._choices)

@@ -67,7 +67,6 @@ class EventFolding:
         self._next = now + POLL_S
 
     def _fold(self, follower: Follower) -> bool:
-        """Returns whether a segment was folded."""
         row = last_row(self._run.metrics)
         for process in event_files(self._run.events):
             for number in process.segments[: -1 - KEPT_SEGMENTS][:1]:

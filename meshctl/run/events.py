@@ -270,8 +270,6 @@ def _ends_with_line(path: Path) -> bool:
 
 @dataclass(slots=True)
 class _Tail:
-    """The position up to which the events of a process were read."""
-
     segment: int = 0
     path: str = ""
     position: int = 0

@@ -116,7 +116,6 @@ def _exists(path: Path) -> bool:
 
 
 def _known(word: str, folder: Path) -> str:
-    """Returns what a message adds about the runs that exist."""
     try:
         runs = sorted(runs_below(folder), key=launched_at, reverse=True)
     except NoRun as error:

@@ -107,7 +107,6 @@ class Launcher:
             os.close(descriptor)
 
     def _opened(self) -> int | None:
-        """Returns a descriptor of the launcher; None if it has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -148,7 +147,6 @@ def _namespace() -> str:
 
 
 def _start_of(pid: int) -> int | None:
-    """Returns the start time of a process; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

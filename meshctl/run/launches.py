@@ -75,14 +75,12 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _memory() -> int | None:
-    """Returns the bytes of main memory of this machine; None where that is unknown."""
     with suppress(OSError, ValueError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def _gpus() -> list[str]:
-    """Returns the names of the NVIDIA devices of this machine, from the driver's files."""
     found = list[str]()
     with suppress(OSError):
         for folder in sorted(Path(GPUS).iterdir()):

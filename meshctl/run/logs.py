@@ -139,7 +139,6 @@ class LogFile:
         )
 
     def _stamped(self, data: bytes) -> bytes:
-        """Returns bytes of the output with a stamp before each line that begins in them."""
         mark = stamp(self._now())
         body = data[:-1].replace(b"\n", b"\n" + mark) + data[-1:]
         return body if self._is_line_begun else mark + body

@@ -51,8 +51,6 @@ Worker = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Part:
-    """The value of one metric from one worker."""
-
     worker: Worker
     value: float
     weight: float

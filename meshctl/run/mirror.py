@@ -76,7 +76,6 @@ def _checksum(name: str, file: BinaryIO, size: int) -> int:
 
 
 def _files(run: RunDir) -> Iterator[str]:
-    """Yields the names of the files, relative to the run directory."""
     yield from (name for name in FILES if (run.path / name).is_file())
     for part in PARTS:
         for file in (run.path / part).rglob("*"):
@@ -99,7 +98,6 @@ class Mirror:
         return found
 
     def _sizes(self) -> dict[str, int]:
-        """Returns the bytes of each file of the copy."""
         with suppress(OSError, *DAMAGED):
             data = decoded(text_of(self._file))
             return {str(name): int(size) for name, size in data.items()}

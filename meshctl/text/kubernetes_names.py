@@ -37,17 +37,9 @@ def subdomain_of(name: str) -> str:
     return f"m{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-def head_of(name: str) -> str:
-    """Returns the host name of the pod of the head."""
-    return f"{name}-{replicated_job(0)}-0-0.{subdomain_of(name)}"
-
-
-def longest_pod_of(name: str, nodes: int) -> str:
-    """Returns the longest name that a pod of a JobSet with `nodes` nodes may have."""
-    return f"{name}-{replicated_job(nodes - 1)}-0-{nodes - 1}{RANDOM_END}"
-
-
 def too_long(name: str, nodes: int) -> str:
-    """Returns the name that is longer than `MAX_LENGTH`; empty if none is."""
-    longest = max(longest_pod_of(name, nodes), head_of(name), key=len)
+    """Returns the name that is longer than `MAX_LENGTH`, of the pods of a JobSet with `nodes` nodes and of
+    the host of the head; empty if none is."""
+    pod = f"{name}-{replicated_job(nodes - 1)}-0-{nodes - 1}{RANDOM_END}"
+    longest = max(pod, f"{name}-{replicated_job(0)}-0-0.{subdomain_of(name)}", key=len)
     return longest if len(longest) > MAX_LENGTH else ""

@@ -42,7 +42,6 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _item(start: str, value: Any) -> Iterator[str]:
-    """Yields the lines of a value after `start`, its key or the mark of an item."""
     if isinstance(value, str) and value.count("\n") and BLOCK.fullmatch(value):
         yield f"{start} |"
         yield from (f"  {line}" if line else "" for line in value[:-1].split("\n"))

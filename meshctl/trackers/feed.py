@@ -155,7 +155,6 @@ class Feed:
             self._process.wait(EXIT_S)
 
     def _send_all(self) -> None:
-        """Sends the calls until the tracker has taken the last one. Raises `_Stopped`, and `OSError`."""
         method = ""
         while method != "on_end":
             with self._changed:

@@ -211,7 +211,6 @@ class Engine:
 
 
 def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
-    """Returns the arguments of `vllm.LLM` for the model of a folder."""
     is_cpu = options.device_type == "cpu"
     cache = {} if options.kv_cache_bytes is None else {"kv_cache_memory_bytes": options.kv_cache_bytes}
     return {

@@ -1,5 +1,5 @@
-"""The arguments of an engine of vLLM and of its requests, as plain data, and their error; the settings of vLLM's
-import, and the folders of models on this machine.
+"""The arguments of an engine of vLLM and of its requests, as plain data, and their error; the settings of
+vLLM's import, and the folders of models on this machine.
 """
 
 from __future__ import annotations

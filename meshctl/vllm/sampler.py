@@ -184,7 +184,6 @@ class Sampler(AnswerSampler):
         return HeldBySampler(max_tokens=self.engine.max_length - 1)  # the engine generates one more
 
     def _scores(self, texts: Batch) -> Ragged:
-        """Returns the log-probability of each label, and 0 where the label is -100."""
         rows = [row.tolist() for row in texts["input_ids"].rows()]
         scores = self.engine.score(rows) if rows else []
         values = torch.tensor([one for row in scores for one in (0.0, *row)], dtype=torch.float32)
@@ -192,7 +191,6 @@ class Sampler(AnswerSampler):
 
     @cached_property
     def _complete_sampling(self) -> Sampling:
-        """The arguments of sampling, with all end tokens."""
         ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
         return replace(self.sampling, stop_tokens=tuple(ends))
 
@@ -243,7 +241,6 @@ class Sampler(AnswerSampler):
     # Memory
 
     def _wake(self, *parts: str) -> None:
-        """Restores the memory that the engine has released: all of it, or only these parts."""
         if self._is_asleep:
             self.engine.wake(*parts)
             self._is_asleep = bool(parts)

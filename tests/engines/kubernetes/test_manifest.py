@@ -19,7 +19,7 @@ from meshctl.engines.kubernetes.manifest import JobSetOptions
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.run.directory import RunDir, Start
-from meshctl.text.kubernetes_names import MAX_LENGTH, head_of, label_of, longest_pod_of, too_long
+from meshctl.text.kubernetes_names import label_of, too_long
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines.kubernetes.cluster import MISSING
@@ -200,10 +200,9 @@ def test_kubernetes_accepts_what_is_inside(folder: Path) -> None:
 
 def test_names_are_short_enough_or_refused() -> None:
     assert label_of("My_Run.v2") == "my-run-v2" and label_of("7b") == "run-7b"
-    for length in range(1, 60):
-        name = f"{'a' * length}-20261124-120000"
-        is_short = max(len(longest_pod_of(name, 16)), len(head_of(name))) <= MAX_LENGTH
-        assert bool(too_long(name, 16)) is not is_short
+    for nodes, longest in ((16, 26), (10_000, 24)):  # of the address of the head, and of a pod
+        names = {length: f"{'a' * length}-20261124-120000" for length in range(1, 60)}
+        assert [n for n in names if not too_long(names[n], nodes)] == list(range(1, longest + 1))
 
 
 def test_the_run_directory_is_that_of_the_launcher_on_a_volume_that_both_see(folder: Path) -> None:
