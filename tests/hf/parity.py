@@ -237,7 +237,7 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
         model.set_experts_implementation(case.experts)
     if case.lora_arguments:
         peft_api.inject(model, Lora.of(case.lora_arguments))
-        weights.reset_adapter(model, 0)
+        building.reset_adapter(model, 0)
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=gate.eps)
     found = Trained()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshctl.hf import Model, ModelError
 from meshctl.runtime.batch.batch import Batch
-from tests.hf import parity
-from tests.hf.parity import MODELS, Case, batch_of
+from tests.hf.parity import MODELS, batch_of
 
 VOCABULARY = 96
 """The vocabulary of all models in `parity`; no other size of theirs is equal to it."""
@@ -49,22 +47,6 @@ def test_no_tensor_has_the_logits_of_more_tokens_than_a_chunk() -> None:
     positions = len(batch) * (int(batch["input_ids"].lengths.max()) - 1)
     assert largest_logits(model(), batch) >= positions > 50
     assert largest_logits(model(logits_chunk_tokens=8), batch) <= MODELS["qwen3"]["hidden_size"]
-
-
-def test_log_probabilities_and_evaluation_are_those_without_chunks() -> None:
-    batch, whole, chunked = batch_of(1, False), model(), model(logits_chunk_tokens=8)
-    torch.testing.assert_close(
-        chunked.logprobs(batch)["logprobs"].values, whole.logprobs(batch)["logprobs"].values
-    )
-    assert chunked.evaluate(batch) == pytest.approx(whole.evaluate(batch))
-    empty = batch.between(0, 0)
-    assert len(chunked.logprobs(empty)) == 0 and float(chunked.loss(empty).count) == 0
-
-
-def test_checkpointed_activations_train_equally() -> None:
-    case = Case("llama", logits_chunk_tokens=8)
-    expected = parity.by_hand(case.task)
-    parity.check_equal(parity.on_mesh(replace(case, activation_checkpointing=True), {}), expected)
 
 
 def test_a_loss_that_is_not_finite_is_reported_as_such() -> None:

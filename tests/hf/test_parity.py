@@ -220,7 +220,8 @@ def test_further_architectures_work_or_the_message_names_what_their_plan_lacks(
 @pytest.mark.parametrize(
     "case",
     [
-        Case("llama_tied", micro_batch=3),
+        Case("llama_tied", micro_batch=3, activation_checkpointing=True),
+        Case("llama", logits_chunk_tokens=8, activation_checkpointing=True),
         Case("qwen3", lora=True, packed=True),
         Case("qwen3_moe", packed=True, micro_batch_tokens=20),
         Case("llama_tied", micro_batch=3, logits_chunk_tokens=7),

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from meshctl.hf import Model
-from meshctl.hf.logits import SharedPrompts
 from meshctl.hf.options import ModelError
-from meshctl.hf.texts import texts_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf.parity import MODELS
 
@@ -44,15 +42,6 @@ def both(batch: Batch, names: list[str], **more: Any) -> tuple[dict[str, Any], d
     """Returns the inputs `names` of a loss, computed from whole texts and from shared prompts."""
     whole, shared = (model(is_shared, **more).loss_inputs(batch, names) for is_shared in (False, True))
     return whole, shared
-
-
-def test_the_division_of_texts() -> None:
-    found = SharedPrompts.of(texts_of(answers(), "", torch.device("cpu")))
-    assert [one.tolist() for one in found.beginnings] == [[5, 6, 7], [9], [3, 3]]
-    assert found.owners == [0] * 4 + [1] * 4 + [2]
-    assert found.endings.tolist()[:4] == [[1, 2, 3], [0, 0, 0], [2, 0, 0], [6, 1, 0]]
-    assert found.places.tolist()[:2] == [[2, 3, 4, 5], [2, 6, 6, 6]]
-    assert found.places.tolist()[8] == [6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("has_gap", [False, True])
@@ -106,8 +95,6 @@ def test_an_empty_batch() -> None:
     ("arguments", "message"),
     [
         ({"head": "score"}, "needs `head: lm`"),
-        ({"compile": True}, "and `compile` exclude"),
-        ({"logits_chunk_tokens": 8}, "and `logits_chunk_tokens` exclude"),
         ({"activation_checkpointing": True}, "and `activation_checkpointing` exclude"),
     ],
 )

@@ -31,17 +31,19 @@ def test_a_rank_has_every_pp_th_stage() -> None:
     assert [layer for layer in range(5) if stages.holds(layer)] == [2, 4]
 
 
-@pytest.mark.parametrize("split", ["even", [1, 2], [5], [5, 0]])
-def test_a_division_that_does_not_fit_is_refused(split: Any) -> None:
-    with pytest.raises(
-        ModelError, match="`split` is `count` or `cost`, or 2 numbers of layers whose sum is 5"
-    ):
-        stages_of("five layers", 0, split, pp=2)
-
-
-def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ModelError, match="2 layers for 3 pipeline stages"):
-        stages_of("llama", 0, pp=3)
+@pytest.mark.parametrize(
+    ("split", "pp", "message"),
+    [
+        *(
+            (split, 2, "or `cost`, or 2 numbers of layers whose sum is 5")
+            for split in ("even", [1, 2], [5], [5, 0])
+        ),
+        ("count", 6, "5 layers for 6 pipeline stages"),
+    ],
+)
+def test_a_division_that_does_not_fit_is_refused(split: Any, pp: int, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        stages_of("five layers", 0, split, pp=pp)
 
 
 def test_each_weight_is_on_one_stage_and_a_tied_embedding_on_two() -> None:
