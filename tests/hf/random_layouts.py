@@ -16,7 +16,7 @@ import yaml
 from meshctl.recipe.load import load
 from meshctl.topology.sizes import DIMS
 from tests.hf import parity
-from tests.hf.parity import Case
+from tests.hf.parity import Case, Gate
 
 RANKS = (2, 2, 4, 4, 4, 8)
 """The numbers of ranks, as often as they are drawn: a world of 8 processes is slow on two cores."""
@@ -32,6 +32,10 @@ class Drawn:
     case: Case
     sizes: dict[str, int]
     ranks: int
+
+    @property
+    def gate(self) -> Gate:
+        return self.case.exact
 
     @property
     def name(self) -> str:

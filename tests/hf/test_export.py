@@ -37,7 +37,7 @@ def check_loaded(folder: Path, made: Model) -> None:
     """Compares what plain transformers loads with the weights of a model. All ranks call it together."""
     expected = {name: tensor.clone() for name, tensor in whole_tensors(merged_weights(made.module))}
     found = dict(AutoModelForCausalLM.from_pretrained(folder).named_parameters())
-    assert found.keys() == expected.keys()
+    assert found.keys() >= expected.keys()  # those of the stages of this rank
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         torch.testing.assert_close(found[name].detach(), tensor, rtol=0, atol=0)
@@ -92,7 +92,8 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
 
 
 def ranks_write_different_files(rank: int) -> None:
-    for name, sizes in (("llama_tied", {"fsdp": 2}), ("qwen3_moe", {"tp": 2}), ("llama", {"dp": 2})):
+    layouts = {"llama_tied": {"fsdp": 2}, "qwen3_moe": {"tp": 2}, "llama": {"dp": 2}, "qwen3": {"pp": 2}}
+    for name, sizes in layouts.items():
         made = model(name, sizes, lora=name == "llama_tied")
         folder = SHARED / name
         with mock.patch("meshctl.hf.export.save_file", wraps=save_file) as written:

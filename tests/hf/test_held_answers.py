@@ -40,24 +40,19 @@ def versions(batch: Batch, version: int) -> torch.Tensor:
     return torch.full((len(batch),), version)
 
 
-def test_nothing_is_held_where_no_step_is_between() -> None:
-    sampler, score = HeldBySampler(), Scores(0.0)
-    assert sampler.marks(answers(2), None, 3, score) == {} == sampler.marks(answers(2), 2, 3, score)
-    assert score.calls == 0
-
-
-def test_the_first_answers_are_held_and_scored_once_for_each_version() -> None:
+def test_a_sampler_holds_its_first_answers_and_scores_them_once_for_each_version() -> None:
     sampler, score = HeldBySampler(), Scores(-1.0)
+    assert sampler.marks(answers(2), None, 3, score) == {} == sampler.marks(answers(2), 2, 3, score)
     first = marked(sampler, answers(6), 0, 2, score)
     assert [len(row) for row in first.columns[IDS].rows()] == [3] * MAX_ANSWERS + [0] * 2
     again = marked(sampler, answers(6, first=50), 0, 2, score)
-    assert torch.equal(again.columns[IDS].values, first.columns[IDS].values)
-    assert score.calls == 1
+    assert torch.equal(again.columns[IDS].values, first.columns[IDS].values) and score.calls == 1
     score.weight = -2.0
     later = marked(sampler, answers(2, first=70), 1, 3, score)
-    assert score.calls == 2
+    assert score.calls == 2 and first.names == answers(6).names
     assert [row.tolist() for row in later.columns[LOGPROBS].rows()] == [[0, -2, -2]] * 2
-    assert first.names == answers(6).names
+    none = marked(sampler, answers(0), 0, 2, score)
+    assert none.columns.keys() == later.columns.keys() and len(none.columns[IDS]) == 0
 
 
 def test_a_long_text_is_truncated() -> None:
@@ -66,38 +61,21 @@ def test_a_long_text_is_truncated() -> None:
     assert [row.tolist() for row in found.columns[LOGPROBS].rows()] == [[0, -1]] * 4 + [[]]
 
 
-def test_a_rank_without_answers_has_the_same_columns() -> None:
-    sampler = HeldBySampler()
-    none = marked(sampler, answers(0), 0, 2, Scores(0.0))
-    some = marked(sampler, answers(2), 0, 2, Scores(0.0))
-    assert none.columns.keys() == some.columns.keys()
-    assert len(none.columns[IDS]) == 0
-
-
 def test_an_actor_compares_scores_of_the_same_version() -> None:
-    sampler, actor = HeldBySampler(), HeldByActor()
-    first = marked(sampler, answers(2), 0, 2, Scores(-1.0))
-    assert actor.differences(first, versions(first, 0)).tolist() == []
-    actor.sent(2, Scores(-3.0))
-    actor.sent(3, Scores(-4.0))
-    same = marked(sampler, answers(2), 2, 4, Scores(-3.5))
-    assert actor.differences(same, versions(same, 2)).tolist() == [0.5] * 4
-    other = marked(sampler, answers(2), 3, 5, Scores(-4.0))
-    assert actor.differences(other, versions(other, 3)).tolist() == [0.0] * 4
-    assert actor.differences(other, versions(other, 1)).tolist() == [], "it has not sent this version"
-
-
-def test_an_actor_scores_nothing_until_a_batch_brings_answers() -> None:
-    actor, score = HeldByActor(), Scores(0.0)
+    sampler, actor, score = HeldBySampler(), HeldByActor(), Scores(-3.0)
     actor.sent(1, score)
-    assert actor.differences(answers(2), versions(answers(2), 0)).tolist() == [] and not actor.is_on
-    assert score.calls == 0
-
-
-def test_an_actor_rank_without_held_answers_takes_part() -> None:
-    sampler, actor, score = HeldBySampler(), HeldByActor(), Scores(0.0)
-    batch = marked(sampler, answers(6), 0, 2, score).between(5, 6)
-    assert actor.differences(batch, versions(batch, 0)).tolist() == [] and actor.is_on
-    before = score.calls
-    actor.sent(2, score)
-    assert score.calls == before + 1
+    assert actor.differences(answers(2), versions(answers(2), 0)).tolist() == []
+    assert not actor.is_on and score.calls == 0
+    first = marked(sampler, answers(6), 0, 2, Scores(-1.0))
+    others = first.between(5, 6)  # those of a rank without held answers, which takes part
+    assert actor.differences(others, versions(others, 0)).tolist() == [] and actor.is_on
+    actor.sent(1, score)
+    assert score.calls == 1
+    assert actor.differences(first, versions(first, 0)).tolist() == []
+    for step, weight in ((2, -3.0), (3, -4.0)):
+        actor.sent(step, Scores(weight))
+    same = marked(sampler, answers(6), 2, 4, Scores(-3.5))
+    assert actor.differences(same, versions(same, 2)).tolist() == [0.5] * 8
+    other = marked(sampler, answers(6), 3, 5, Scores(-4.0))
+    assert actor.differences(other, versions(other, 3)).tolist() == [0.0] * 8
+    assert actor.differences(other, versions(other, 9)).tolist() == [], "it has not sent this version"

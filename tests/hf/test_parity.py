@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ FURTHER_CHOICE = {
     "tp 2": [Case("qwen3", packed=True, micro_batch=3)],
     "cp 2": [Case("qwen3", lora=True, logits_chunk_tokens=5), Case("sliding window", packed=True)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
-    "pp 2": [Case("llama_tied", packed=True, micro_batch=3)],
+    "pp 2": [
+        Case("llama_tied", packed=True, micro_batch=3),
+        Case("qwen3", lora=True, pipeline="gpipe"),
+    ],
     "sequence 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],
     "fsdp 2 x tp 2": [Case("qwen3", lora=True, packed=True)],
@@ -46,8 +50,23 @@ FURTHER_CHOICE = {
     "ulysses 4": [Case("qwen3_moe", routers=True)],
     "dp 2 x fsdp 2 x ep 2": [Case("qwen3_moe", packed=True, routers=True)],
     "fsdp 2 x sequence 2": [Case("qwen3_moe", packed=True)],
+    "pp 2 x fsdp 2": [Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)],
+    "pp 2 x tp 2": [Case("qwen3_tied", packed=True)],
+    "pp 2 x sequence 2": [Case("five layers", lora=True, packed=True)],
+    "pp 2 x dp 2 x tp 2": [Case("five layers", micro_batch=1, split="cost")],
 }
 """The choice of `make test-all`."""
+CHECKPOINTED = {
+    "fsdp 2": "llama_tied",
+    "tp 2": "qwen3",
+    "sequence 2": "llama_tied",
+    "cp 2": "qwen3",
+    "ulysses 2": "qwen3",
+    "fsdp 2 x ep 2": "qwen3_moe",
+    "pp 2": "llama_tied",
+    "pp 2 x vpp 2": "five layers",
+}
+"""Layout -> the model whose backward pass computes activations again, there."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +96,24 @@ class Run:
         return parity.SINGLE_LORA_ON_TP if self.case.lora and "tp" in self.sizes else parity.SINGLE
 
 
-def verdicts(runs: Sequence[Run]) -> dict[Run, str]:
-    """Returns the verdict of each run. Runs with the same number of ranks share a world."""
-    tasks = {(run.case.task, run.dtype): run.gate for run in runs}
-    expected = {task: parity.by_hand(task[0], gate) for task, gate in tasks.items()}
-    found: dict[Run, str] = {}
+@cache
+def verdicts(runs: tuple[Any, ...]) -> dict[Any, str]:
+    """Returns the verdict of each run: a `Run`, or a case with the same attributes. Runs with the same number
+    of ranks share a world."""
+    expected = {run: parity.by_hand(run.case.task, run.gate) for run in runs}
+    found: dict[Any, str] = {}
     for size in (2, 4, 8):
         own = [run for run in runs if run.ranks == size]
         if not own:
             continue
-        checks = [_check(number, run, expected[run.case.task, run.dtype]) for number, run in enumerate(own)]
+        checks = [_check(number, run, expected[run]) for number, run in enumerate(own)]
         with tempfile.TemporaryDirectory() as folder:
             results = worlds.run(size, checks, Path(folder))
         found |= {run: results[check.__name__] for run, check in zip(own, checks, strict=True)}
     return found
 
 
-def _check(number: int, run: Run, expected: parity.Trained) -> worlds.Check:
+def _check(number: int, run: Any, expected: parity.Trained) -> worlds.Check:
     def check(rank: int) -> None:
         parity.check_equal(parity.on_mesh(run.case, run.sizes, run.gate), expected, run.gate)
 
@@ -101,36 +121,33 @@ def _check(number: int, run: Run, expected: parity.Trained) -> worlds.Check:
     return check
 
 
-CHOSEN = [Run(layout, case) for layout, cases in CHOICE.items() for case in cases]
-FURTHER = [Run(layout, case) for layout, cases in FURTHER_CHOICE.items() for case in cases]
-FURTHER.append(Run("tp 2", Case("qwen3", lora=True, packed=True), "float32"))
-
-
-@pytest.fixture(scope="module")
-def chosen() -> Iterator[dict[Run, str]]:
-    yield verdicts(CHOSEN)
-
-
-@pytest.fixture(scope="module")
-def further() -> Iterator[dict[Run, str]]:
-    yield verdicts(FURTHER)
+CHOSEN = tuple(Run(layout, case) for layout, cases in CHOICE.items() for case in cases)
+FURTHER = (
+    *(Run(layout, case) for layout, cases in FURTHER_CHOICE.items() for case in cases),
+    *(
+        Run(layout, Case(model, activation_checkpointing=True, packed=True, lora=lora))
+        for layout, model in CHECKPOINTED.items()
+        for lora in (False, True)
+    ),
+    Run("tp 2", Case("qwen3", lora=True, packed=True), "float32"),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", CHOSEN, ids=lambda run: run.name)
-def test_training_on_a_mesh_equals_one_process(run: Run, chosen: dict[Run, str]) -> None:
-    assert chosen[run] == worlds.PASSED
+def test_training_on_a_mesh_equals_one_process(run: Run) -> None:
+    assert verdicts(CHOSEN)[run] == worlds.PASSED
 
 
 @pytest.mark.slow_suite
 @pytest.mark.parametrize("run", FURTHER, ids=lambda run: run.name)
-def test_training_on_further_meshes_equals_one_process(run: Run, further: dict[Run, str]) -> None:
-    assert further[run] == worlds.PASSED
+def test_training_on_further_meshes_equals_one_process(run: Run) -> None:
+    assert verdicts(FURTHER)[run] == worlds.PASSED
 
 
-def wrong(runs: Sequence[Run]) -> dict[str, str]:
+def wrong(runs: Sequence[Any]) -> dict[str, str]:
     """Returns the errors of the runs that differ from one process."""
-    return {run.name: text for run, text in verdicts(runs).items() if text != worlds.PASSED}
+    return {run.name: text for run, text in verdicts(tuple(runs)).items() if text != worlds.PASSED}
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"packed": True}, {"lora": True}]
@@ -162,40 +179,6 @@ def test_all_layouts_and_options(options: str, model: str, layout: str, dtype: s
     assert wrong([Run(layout, Case(model, **one), dtype) for one in NAMED[options]]) == {}
 
 
-@pytest.mark.slow_suite
-def test_pipelines_with_further_dims() -> None:
-    runs = [
-        Run("pp 2", Case("qwen3", lora=True, pipeline="gpipe")),
-        Run("pp 2 x fsdp 2", Case("llama_tied", micro_batch_tokens=20, logits_chunk_tokens=5)),
-        Run("pp 2 x tp 2", Case("qwen3_tied", packed=True)),
-        Run("pp 2 x sequence 2", Case("five layers", lora=True, packed=True)),
-        Run("pp 2 x dp 2 x tp 2", Case("five layers", micro_batch=1, split="cost")),
-    ]
-    assert wrong(runs) == {}
-
-
-CHECKPOINTED = {
-    "fsdp 2": "llama_tied",
-    "tp 2": "qwen3",
-    "sequence 2": "llama_tied",
-    "cp 2": "qwen3",
-    "ulysses 2": "qwen3",
-    "fsdp 2 x ep 2": "qwen3_moe",
-    "pp 2": "llama_tied",
-    "pp 2 x vpp 2": "five layers",
-}
-
-
-@pytest.mark.slow_suite
-def test_checkpointed_activations_change_nothing() -> None:
-    runs = [
-        Run(layout, Case(model, activation_checkpointing=True, packed=True, lora=lora))
-        for layout, model in CHECKPOINTED.items()
-        for lora in (False, True)
-    ]
-    assert wrong(runs) == {}
-
-
 UNSUPPORTED = {
     (layout, "fused projections", True): "its style in the plan is `rowwise_split_input`"
     for layout in ("tp 2", "fsdp 2 x tp 2", "sequence 2")
@@ -210,7 +193,8 @@ FURTHER_LAYOUTS = ("fsdp 2", "tp 2", "fsdp 2 x tp 2", "cp 2", "ulysses 2", "sequ
 def test_further_architectures_work_or_the_message_names_what_their_plan_lacks(
     model: str, layout: str, lora: bool
 ) -> None:
-    found = verdicts([run := Run(layout, Case(model, lora=lora))])[run]
+    run = Run(layout, Case(model, lora=lora))
+    found = verdicts((run,))[run]
     if message := UNSUPPORTED.get((layout, model, lora)):
         assert message in found and "ModelError" in found
     else:

@@ -1,21 +1,19 @@
-"""A checkpoint of one layout resumes in every other one, also on another number of ranks, and the exports are
-equal. `test_layouts.py` has a choice for `make test`."""
+"""A checkpoint of one layout resumes in every other one, also on another number of ranks. `test_layouts.py` has a choice for `make test`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
 
-from meshctl.hf import Model
+from meshctl.hf.weights import merged_weights
 from meshctl.runtime import checkpoint
 from tests.hf import parity
 from tests.hf.parity import Case, Trained
-from tests.hf.test_layouts import mesh_of
+from tests.hf.test_layouts import mesh_of, of_all_stages
 from tests.runtime import worlds
 
 LAYOUTS = {
@@ -41,75 +39,33 @@ SHARED, EXPECTED = Path(), dict[Case, Trained]()
 """The folder of all worlds, and the results of one process, set before the processes are forked."""
 
 
-def saves(size: int) -> worlds.Check:
-    def save(rank: int) -> None:
-        for case in CASES:
-            for name, sizes in LAYOUTS[size].items():
-                model = parity.component(case, sizes)
-                for step in range(1, SAVED + 1):
-                    model.update(parity.share_of(model, step, case.packed))
-                checkpoint.save(SHARED / case.name / name, "actor", model.state_dict(), mesh_of(model))
-
-    return save
+def saves(rank: int) -> None:
+    for case, (name, sizes) in product(CASES, LAYOUTS[dist.get_world_size()].items()):
+        model = parity.component(case, sizes)
+        for step in range(1, SAVED + 1):
+            model.update(parity.share_of(model, step, case.packed))
+        checkpoint.save(SHARED / case.name / name, "actor", model.state_dict(), mesh_of(model))
 
 
-def resumes(size: int, case: Case) -> worlds.Check:
-    def resume(rank: int) -> None:
-        for name, sizes in LAYOUTS[size].items():
-            for saved in NAMES:
-                model = parity.component(case, sizes)
-                resume_from(SHARED / case.name / saved, model)
-                losses = [
-                    model.update(parity.share_of(model, step, case.packed))["loss"]
-                    for step in range(SAVED + 1, parity.STEPS + 1)
-                ]
-                assert losses == parity.approx(EXPECTED[case].losses[SAVED:], 1e-8), (saved, name)
-                model.export(export_of(case, saved, name))
-
-    resume.__name__ = f"resume_{CASES.index(case)}"
-    return resume
+def resumes(rank: int) -> None:
+    for case, saved, sizes in product(CASES, NAMES, LAYOUTS[dist.get_world_size()].values()):
+        model = parity.component(case, sizes)
+        folder = SHARED / case.name / saved
+        model.load_state_dict(checkpoint.load(folder, "actor", model.state_dict(), mesh_of(model)))
+        steps = range(SAVED + 1, parity.STEPS + 1)
+        losses = [model.update(parity.share_of(model, step, case.packed))["loss"] for step in steps]
+        expected = EXPECTED[case]
+        assert losses == parity.approx(expected.losses[SAVED:], 1e-8), (case.name, saved, sizes)
+        own = dict(parity.whole_tensors(merged_weights(model.module)))
+        for name, tensor in of_all_stages(model, own).items():
+            torch.testing.assert_close(tensor, expected.weights[name], rtol=0, atol=1e-8)
 
 
-def resume_from(folder: Path, model: Model) -> None:
-    model.load_state_dict(checkpoint.load(folder, "actor", model.state_dict(), mesh_of(model)))
-
-
-def export_of(case: Case, saved: str, resumed: str) -> Path:
-    return SHARED / case.name / f"{saved} to {resumed}"
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[Case, int], str]]:
-    global SHARED
-    SHARED = tmp_path_factory.mktemp("shared")
+@pytest.mark.nightly
+def test_a_checkpoint_of_any_layout_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SHARED", tmp_path / "shared")
     EXPECTED.update({case: parity.by_hand(case.task) for case in CASES})
-    for size in LAYOUTS:
-        found = worlds.run(size, [saves(size)], tmp_path_factory.mktemp("world"))
+    for check, size in product((saves, resumes), LAYOUTS):
+        (tmp_path / f"{check.__name__} {size}").mkdir()
+        found = worlds.run(size, [check], tmp_path / f"{check.__name__} {size}")
         assert set(found.values()) == {worlds.PASSED}, found
-    verdicts = {}
-    for size in LAYOUTS:
-        for case in CASES:
-            found = worlds.run(size, [resumes(size, case)], tmp_path_factory.mktemp("world"))
-            verdicts[case, size] = " ".join(found.values())
-    yield verdicts
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("size", LAYOUTS, ids=lambda size: f"{size} ranks")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_checkpoint_of_any_layout_resumes(
-    case: Case, size: int, results: dict[tuple[Case, int], str]
-) -> None:
-    assert results[case, size] == worlds.PASSED
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_exports_are_equal(case: Case, results: dict[tuple[Case, int], str]) -> None:
-    first, *others = [
-        load_file(export_of(case, saved, name) / "model.safetensors") for saved in NAMES for name in NAMES
-    ]
-    for other in others:
-        assert other.keys() == first.keys()
-        for key, tensor in first.items():
-            torch.testing.assert_close(other[key], tensor, rtol=0, atol=1e-8)

@@ -3,8 +3,6 @@ in every layout and as shards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -133,21 +131,12 @@ def check_shards(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
             assert isinstance(found[key], DTensor) and own.numel() < found[key].numel(), key
 
 
-CHECKS: tuple[worlds.Check, ...] = (shards_are_those_of_the_files_and_are_loaded_in_every_form,)
-
-
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, str]]:
-    """Returns the verdicts of all checks on a number of ranks. The world of each number is run once."""
-    global FOLDER
-    FOLDER = tmp_path_factory.mktemp("files")
-    for name in ON_RANKS:
-        files_of(name, FOLDER)
-    return cache(lambda size: worlds.run(size, CHECKS, tmp_path_factory.mktemp("world")))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", [check.__name__ for check in CHECKS])
-def test_on_several_ranks(name: str, size: int, verdicts: Callable[[int], dict[str, str]]) -> None:
-    assert verdicts(size)[name] == worlds.PASSED
+def test_on_several_ranks(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "FOLDER", tmp_path / "files")
+    for name in ON_RANKS:
+        files_of(name, FOLDER)
+    (tmp_path / "world").mkdir()
+    checks = [shards_are_those_of_the_files_and_are_loaded_in_every_form]
+    assert {*worlds.run(size, checks, tmp_path / "world").values()} == {worlds.PASSED}

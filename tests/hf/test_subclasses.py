@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,31 +41,20 @@ def trained(kind: type[Model], sizes: dict[str, int]) -> list[float]:
     return found
 
 
-def subclasses_train_equally(rank: int) -> None:
-    for name, kind in CLASSES.items():
-        for sizes in LAYOUTS:
-            assert trained(kind, sizes) == parity.approx(ALONE[name], 1e-8), (name, sizes)
-
-
-ALONE: dict[str, list[float]] = {}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    ALONE.update({name: trained(kind, {}) for name, kind in CLASSES.items()})
-    yield worlds.run(2, [subclasses_train_equally], tmp_path_factory.mktemp("world"))
-
-
 @pytest.mark.slow_suite
-def test_on_all_layouts(results: dict[str, str]) -> None:
-    assert results["subclasses_train_equally"] == worlds.PASSED
+def test_on_all_layouts(tmp_path: Path) -> None:
+    alone = {name: trained(kind, {}) for name, kind in CLASSES.items()}
 
+    def subclasses_train_equally(rank: int) -> None:
+        for name, kind in CLASSES.items():
+            for sizes in LAYOUTS:
+                assert trained(kind, sizes) == parity.approx(alone[name], 1e-8), (name, sizes)
 
-def test_three_are_documented() -> None:
-    assert set(CLASSES) == {"Focal", "SoftCapped", "LastLayer"}
+    assert {*worlds.run(2, [subclasses_train_equally], tmp_path).values()} == {worlds.PASSED}
 
 
 def test_each_differs_from_the_model_as_it_is() -> None:
+    assert set(CLASSES) == {"Focal", "SoftCapped", "LastLayer"}
     plain = trained(Model, {})
     for name, kind in CLASSES.items():
         assert trained(kind, {})[:2] != pytest.approx(plain[:2], rel=1e-9), name
