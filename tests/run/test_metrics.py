@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
-from meshctl.run.metrics import Fold, Row, as_json, cut, read
+from meshctl.run.metrics import Fold, Row, as_json, read
 from meshctl.trackers.jsonl import JsonLines
 
 
@@ -65,19 +65,6 @@ def test_mean_is_by_weight_and_sum_adds_and_first_is_the_lowest_rank() -> None:
     assert line == {"step": 1, "time": 100.0, **names}
 
 
-def test_what_is_no_finite_number_is_null() -> None:
-    logged = [
-        metric("train", 0, 1, loss=math.nan),
-        metric("train", 0, 1, norm=math.inf),
-        metric("train", 0, 1, 0.0, none=1.0),
-    ]
-    (line,) = fold([*logged, step("train", 0, 1)], {"train": 1})
-    assert (
-        as_json(line)
-        == '{"step":1,"time":100.0,"metrics.loss":null,"metrics.none":null,"metrics.norm":null}\n'
-    )
-
-
 NAN, INF, HUGE = math.nan, math.inf, 1e308
 
 
@@ -105,7 +92,7 @@ def test_a_number_that_is_not_finite_is_reported_with_its_workers(
     events = [metric("train", rank, 1, *part[:1], collect, loss=part[1]) for rank, part in enumerate(parts)]
     ends = [step("train", rank, 1) for rank in range(len(parts))]
     [line] = [line for event in [*reversed(events), *ends] for line in folding.add(event)]
-    assert line["metrics.loss"] == value
+    assert line["metrics.loss"] == value and json.loads(as_json(line)) == line
     found = folding.not_finite()
     assert [one.workers for one in found] == ([tuple(("train", rank) for rank in wrong)] if wrong else [])
     assert all((one.metric, one.step, one.stage) == ("metrics.loss", 1, "metrics") for one in found)
@@ -169,30 +156,6 @@ def test_numbers_of_steps_without_a_line_that_are_not_finite() -> None:
 def test_programs_and_the_launcher_do_not_count() -> None:
     others = [Event("metric", "", None, 1, "x", {"values": {"y": 1.0}}), step("program", 0, 1)]
     assert fold([*others, step("train", 0, 1)], {"train": 1}) == [{"step": 1, "time": 100.0}]
-
-
-def test_a_resumed_run_neither_drops_nor_doubles(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    before = [
-        logged
-        for n in (1, 2, 3)
-        for logged in (metric("train", 0, n, loss=n), step("train", 0, n, 100.0 + n))
-    ]
-    path.write_text("".join(map(as_json, fold(before, {"train": 1}, since=100.0))) + '{"step":4,"ti')
-
-    elapsed = cut(path, 2)
-    assert elapsed == 2.0
-    folding = Fold({"train": 1}, since=500.0, after=2, elapsed=elapsed)
-    again = [
-        logged
-        for n in (3, 4)
-        for logged in (metric("train", 0, n, loss=10.0 * n, time=501.0), step("train", 0, n, 501.0))
-    ]
-    with path.open("a") as file:
-        file.writelines(as_json(line) for event in again for line in folding.add(event))
-
-    steps = [(line["step"], line["time"], line["metrics.loss"]) for line in read(path)]
-    assert steps == [(1, 1.0, 1), (2, 2.0, 2), (3, 3.0, 30), (4, 3.0, 40)]
 
 
 @settings(max_examples=60)

@@ -41,11 +41,6 @@ def prompts(*rows: list[int], first: int = 0) -> Batch:
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "`max_new_tokens` is 0; it must be at least 1"),
-        ({"group_size": 0}, "`group_size` is 0; it must be at least 1"),
-        ({"temperature": -1}, "`temperature` is -1; it must be at least 0"),
-        ({"temperature": float("nan")}, "`temperature` is nan; it must be at least 0"),
-        ({"top_p": 0}, "`top_p` is 0; it must be above 0 and at most 1"),
-        ({"top_k": -1}, "`top_k` is -1; it must be at least 0"),
         ({"stop": [""]}, "`stop` is an empty text"),
         ({"dtype": "int8"}, "`dtype` is float32, bfloat16 or float16, not int8"),
         ({"tokenizer": ""}, "`tokenizer` is needed with a model of config values"),
@@ -144,12 +139,6 @@ def test_only_stop_texts_need_the_tokenizer_in_the_engine() -> None:
     assert _sampling(with_texts).stop_texts == ("\n\n",)
 
 
-def test_prompts_that_do_not_fit() -> None:
-    message = r"samples 11, 12 \(up to 31 tokens\) and answers of 3 tokens exceed the model's 32 positions"
-    with pytest.raises(SamplerError, match=message):
-        sampler().sample(prompts([1], [1] * 30, [1] * 31, first=10))
-
-
 def test_an_aborted_answer_is_an_error() -> None:
     one = sampler()
     one.engine.finish_reason = "abort"
@@ -173,32 +162,28 @@ def test_a_sync_updates_the_engine_and_its_version() -> None:
     assert one.engine.version != first
 
 
-def test_another_version_than_the_sync_sent_is_an_error() -> None:
-    class Forgetful(FakeEngine):
-        def finish_update(self, version: str) -> None:
-            pass
-
-    class ForgetfulSampler(FakeSampler):
-        def new_engine(self, options: Any) -> Any:
-            return Forgetful(options)
-
-    with pytest.raises(SamplerError, match="weights of version default, and the last sync sent version 1"):
-        sampler(ForgetfulSampler).load_weights(iter(WEIGHTS))
+def forgetful(self: FakeEngine, version: str) -> None: ...
 
 
-def test_answers_of_other_weights_are_an_error() -> None:
-    class Stale(FakeEngine):
-        def _answer(self, request: Request, sampling: Sampling) -> Answer:
-            return Answer([65], [0.0], "length", ("default", "1"))
+def stale(self: FakeEngine, request: Request, sampling: Sampling) -> Answer:
+    return Answer([65], [0.0], "length", ("default", "1"))
 
-    class StaleSampler(FakeSampler):
-        def new_engine(self, options: Any) -> Any:
-            return Stale(options)
 
-    one = sampler(StaleSampler)
+@pytest.mark.parametrize(
+    ("method", "function", "message"),
+    [
+        ("finish_update", forgetful, "weights of version default, and the last sync sent version 1"),
+        ("_answer", stale, "weights of version 1, default"),
+    ],
+)
+def test_other_weights_than_those_of_the_sync_are_an_error(
+    method: str, function: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeEngine, method, function)
+    one = sampler()
     one.sample(prompts([65]))
-    one.load_weights(iter(WEIGHTS))
-    with pytest.raises(SamplerError, match="weights of version 1, default"):
+    with pytest.raises(SamplerError, match=message):
+        one.load_weights(iter(WEIGHTS))
         one.sample(prompts([65]))
 
 
