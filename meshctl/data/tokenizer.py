@@ -44,7 +44,12 @@ class Tokenizer:
         self._tokenizer = _loaded(name)
         if chat_template:
             self._tokenizer.chat_template = _file(chat_template).read_text(encoding="utf-8")
-        self._start = self._first_tokens()
+        whole, plain = (
+            self._tokenizer("a", add_special_tokens=one, verbose=False)["input_ids"] for one in (True, False)
+        )
+        starts = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+        self._start = list(whole[: next(starts, 0)])
+        """The special tokens that the tokenizer adds before a text."""
         added = self._tokenizer.added_tokens_decoder
         self._special = {id for id in added if added[id].special} - {self._tokenizer.unk_token_id}
         """The tokens of which a text is warned; empty after the warning."""
@@ -69,13 +74,6 @@ class Tokenizer:
             log.warning(SPECIAL_IN_TEXT, self.decode([min(found)]), text)
             self._special = set()
         return ids if ids[: len(self._start)] == self._start else [*self._start, *ids]
-
-    def _first_tokens(self) -> list[int]:
-        whole, plain = (
-            self._tokenizer("a", add_special_tokens=one, verbose=False)["input_ids"] for one in (True, False)
-        )
-        starts = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
-        return list(whole[: next(starts, 0)])
 
     def ended_text(self, text: str, *, is_start: bool = True) -> list[int]:
         """Returns the token ids of a text, followed by the end token. `is_start` has the same meaning as in

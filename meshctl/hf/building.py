@@ -126,7 +126,7 @@ def _folder_of(name: str) -> str:
 def _loaded(folder: str, config: Any, wanted: Build) -> Any:
     outline = transformers_api.outline(config, wanted.head)
     renamed: dict[str, str] = {}
-    if (stages := wanted.stages(config)) and stages.drops_embedding:
+    if (stages := wanted.stages(config)) and stages.last in stages.own and 0 not in stages.own:
         tied = first_names(outline)
         renamed = {rf"^{re.escape(first)}$": second for second, first in tied.items()}
     if wanted.lora:

@@ -164,11 +164,6 @@ class Stages:
         """Returns whether this rank holds a layer."""
         return any(layer in self.layers[stage] for stage in self.own)
 
-    @property
-    def drops_embedding(self) -> bool:
-        """True if this rank holds the last stage and not the first one."""
-        return self.last in self.own and 0 not in self.own
-
 
 def drop_other_stages(model: Any, stages: Stages) -> None:
     """Drops the modules of other stages from a model in place. Raises `ModelError` if transformers has no

@@ -74,15 +74,6 @@ class RewardFunction:
         return self.function(*given, **named, **self.choice.options)
 
 
-def labels_of(choices: Sequence[Choice]) -> list[str]:
-    """Returns a short name for the metrics of each function: the last part of its dotted path, or the whole
-    path where two functions have the same last part."""
-    short = [choice.name.rpartition(".")[2] for choice in choices]
-    return [
-        name if short.count(name) == 1 else choice.name for name, choice in zip(short, choices, strict=True)
-    ]
-
-
 def find(choice: Choice) -> RewardFunction:
     """Imports a function. Raises `FunctionError` if it does not exist, or does not have one of the
     options."""
@@ -131,7 +122,12 @@ class Scorer:
     def __init__(self, choices: Sequence[Choice]) -> None:
         """Imports the functions. Raises `FunctionError`, and what the import of a user's module raises."""
         self._functions = [find(choice) for choice in choices]
-        self._labels = labels_of(choices)
+        short = [choice.name.rpartition(".")[2] for choice in choices]
+        self._labels = [
+            name if short.count(name) == 1 else choice.name
+            for name, choice in zip(short, choices, strict=True)
+        ]
+        """The name of each function in metrics."""
         self.required = _names(self._functions, lambda one: one.required)
         """The columns that the functions need."""
         self.optional = tuple(

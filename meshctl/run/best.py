@@ -20,10 +20,6 @@ Mode = Literal["min", "max"]
 """The best value of a metric: the smallest one or the largest one."""
 
 
-def is_better(value: float, other: float, mode: Mode) -> bool:
-    return value < other if mode == "min" else value > other
-
-
 @dataclass(frozen=True)
 class ScoredCheckpoint:
     """A checkpoint with the value of a metric."""
@@ -88,7 +84,8 @@ class EarlyStopping:
         if self._metric not in row or row["step"] <= self._last_step or self.reason:
             return
         self._last_step, value = row["step"], row[self._metric]
-        if value is not None and (self._best is None or is_better(value, self._best, self._mode)):
+        sign = 1 if self._mode == "min" else -1
+        if value is not None and (self._best is None or sign * value < sign * self._best):
             self._best, self._best_step, self._waited = value, self._last_step, 0
             return
         self._waited += 1

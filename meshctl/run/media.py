@@ -30,6 +30,8 @@ MAX_NAME = 200
 _FILE = re.compile(r"(?P<name>[^@]+?)(@(?P<number>\d+))?(?P<suffix>\.png|\.histogram\.json|\.table\.json)")
 _STEP = re.compile(r"step-(\d{1,15})")
 PNG = b"\x89PNG\r\n\x1a\n"
+CAPTION = b"iTXtDescription\0\0\0\0\0"
+"""The beginning of the chunk with the caption in a PNG file of `png`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,12 @@ class Media:
     @property
     def caption(self) -> str:
         """The caption of an image; empty without one."""
-        return caption_of(bytes_of(self.path)) if self.kind == "image" else ""
+        content = bytes_of(self.path) if self.kind == "image" else b""
+        at = content.find(CAPTION, 0, 64)
+        if at < 0:
+            return ""
+        (length,) = struct.unpack(">I", content[at - 4 : at])
+        return content[at + len(CAPTION) : at + 4 + length].decode(errors="replace")
 
 
 def media_path(run: RunDir, step: int, name: str, kind: Kind, number: int = 1) -> Path:
@@ -105,7 +112,7 @@ def png(width: int, height: int, channels: int, rows: bytes, caption: str = "") 
     bytes of all rows, each with a 0 before it."""
     color = {1: 0, 3: 2, 4: 6}[channels]
     head = struct.pack(">IIBBBBB", width, height, 8, color, 0, 0, 0)
-    text = _chunk(b"iTXt", b"Description\0\0\0\0\0" + caption.encode()) if caption else b""
+    text = _chunk(CAPTION[:4], CAPTION[4:] + caption.encode()) if caption else b""
     data = _chunk(b"IDAT", zlib.compress(rows, 6))
     return b"".join([PNG, _chunk(b"IHDR", head), text, data, _chunk(b"IEND", b"")])
 
@@ -114,16 +121,6 @@ def size_of(content: bytes) -> tuple[int, int]:
     """Returns width and height of a PNG file of `png`, in pixels."""
     width, height = struct.unpack(">II", content[16:24])
     return width, height
-
-
-def caption_of(content: bytes) -> str:
-    """Returns the caption in a PNG file of `png`; empty without one."""
-    begin = b"iTXtDescription\0\0\0\0\0"
-    at = content.find(begin, 0, 64)
-    if at < 0:
-        return ""
-    (length,) = struct.unpack(">I", content[at - 4 : at])
-    return content[at + len(begin) : at + 4 + length].decode(errors="replace")
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -63,7 +63,10 @@ class TensorBoard(ExternalTracker):
         elif one.kind == "histogram":
             self._write(one.step, [Summary.Value(tag=tag, histo=_histogram(content))])
         else:
-            self._text(tag, one.step, markdown(content["columns"], content["rows"]))
+            columns = content["columns"]
+            self._text(
+                tag, one.step, "\n".join(map(_line, [columns, ["---"] * len(columns), *content["rows"]]))
+            )
 
     def checkpoint(self, step: int, path: Path) -> None:
         self._text("checkpoints", step, f"`{path}`")
@@ -121,12 +124,7 @@ def _histogram(data: Mapping[str, list[float]]) -> HistogramProto:
     )
 
 
-def markdown(columns: list[str], rows: list[list[object]]) -> str:
-    """Returns a table as Markdown."""
-    lines = [_line(columns), _line(["---"] * len(columns)), *map(_line, rows)]
-    return "\n".join(lines)
-
-
-def _line(cells: list[object] | list[str]) -> str:
+def _line(cells: list[object]) -> str:
+    """Returns a row of a table in Markdown."""
     shown = ("" if cell is None else str(cell) for cell in cells)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|').replace(chr(10), '<br>') for cell in shown)} |"

@@ -212,6 +212,9 @@ class Engine:
 
 def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
     is_cpu = options.device_type == "cpu"
+    # Each executor runs the model in this process, and that of torchrun chooses the device.
+    executor: Any = CpuExecutor if options.tp_size > 1 else "uni"
+    executor = executor if is_cpu else "external_launcher"
     cache = {} if options.kv_cache_bytes is None else {"kv_cache_memory_bytes": options.kv_cache_bytes}
     return {
         "model": folder,
@@ -225,19 +228,12 @@ def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "enforce_eager": is_cpu,
         "tensor_parallel_size": options.tp_size,
-        "distributed_executor_backend": _executor(options),
+        "distributed_executor_backend": executor,
         "enable_sleep_mode": options.can_sleep,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **cache,
         **options.further,
     }
-
-
-def _executor(options: EngineOptions) -> Any:
-    """Returns the executor. Each runs the model in this process, and that of torchrun chooses the device."""
-    if options.device_type != "cpu":
-        return "external_launcher"
-    return CpuExecutor if options.tp_size > 1 else "uni"
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import pytest
 
 from meshctl.run.directory import RunDir
 from meshctl.run.media import (
-    caption_of,
     forget_media,
     media_at,
     media_of,
@@ -48,6 +47,8 @@ def test_the_media_of_a_run(run: RunDir) -> None:
     assert {one.step for one in media_of(run)} == {9}
 
 
-def test_png() -> None:
+def test_png(run: RunDir) -> None:
     content = png(2, 1, 3, b"\0" + bytes(6))
-    assert size_of(content) == (2, 1) and caption_of(content) == ""
+    write_media(path := media_path(run, 1, "m.x", "image"), content)
+    found = media_at(path)
+    assert size_of(content) == (2, 1) and found and found.caption == ""
