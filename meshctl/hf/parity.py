@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -37,29 +38,38 @@ UNKNOWN = -1
 """The lag of samples whose weights this model has not sent."""
 VERSIONS_KEPT = 64
 """The number of versions of the weights whose scores an actor keeps."""
+Value = TypeVar("Value")
 Key = tuple[int, ...]
 """The tokens of a text, followed by its labels."""
 log = logging.getLogger(__name__)
 
 
 class SentWeights:
-    """The steps in which a model sent its weights."""
+    """The weights that a model has sent, and their scores of the held answers that this rank has received."""
 
     def __init__(self) -> None:
+        self.is_on = False
+        """True if the samples of a batch had the marks of held answers. This is the same on all ranks."""
         self._changes = 0
         self._changes_at: dict[int, int] = {}
         """Step -> the number of updates before the last send of weights in this step."""
+        self._texts: dict[Key, tuple[Tensor, Tensor]] = {}
+        self._scores: dict[int, dict[Key, Tensor]] = {}
+        """Step -> the score of each text."""
 
     def changed(self) -> None:
         """Notes that an update has changed the weights."""
         self._changes += 1
 
-    def sent(self, step: int) -> None:
-        """Notes that the weights are sent in `step`."""
-        self._changes_at.pop(step, None)
-        self._changes_at[step] = self._changes
-        if len(self._changes_at) > STEPS_KEPT:
-            del self._changes_at[next(iter(self._changes_at))]
+    def sent(self, step: int, score: Score | None) -> None:
+        """Notes that the weights are sent in `step`, and scores the held answers with them, if `score` is
+        given. All ranks call this together."""
+        _put(self._changes_at, step, self._changes, STEPS_KEPT)
+        if self.is_on and score:
+            ids, labels = zip(*self._texts.values(), strict=True) if self._texts else ((), ())
+            columns = {"input_ids": Ragged.of(ids, torch.int64), "labels": Ragged.of(labels, torch.int64)}
+            scores = score(Batch(columns, ids=torch.arange(len(ids)))).rows()
+            _put(self._scores, step, dict(zip(self._texts, scores, strict=True)), VERSIONS_KEPT)
 
     def lags(self, versions: Tensor) -> Tensor:
         """Returns int64 `[samples]`: the number of changes since the weights were sent that made each sample;
@@ -68,30 +78,6 @@ class SentWeights:
         return torch.tensor(
             [UNKNOWN if one is None else self._changes - one for one in at], dtype=torch.int64
         )
-
-
-class HeldByActor:
-    """The held answers that a rank of an actor has received, and their scores with the weights that it has
-    sent."""
-
-    def __init__(self) -> None:
-        self.is_on = False
-        """True if the samples of a batch had the marks. This is the same on all ranks."""
-        self._texts: dict[Key, tuple[Tensor, Tensor]] = {}
-        self._scores: dict[int, dict[Key, Tensor]] = {}
-        """Version of the weights -> the score of each text."""
-
-    def sent(self, step: int, score: Score) -> None:
-        """Scores the held answers with the weights that are sent in `step`. All ranks call this together."""
-        if not self.is_on:
-            return
-        ids, labels = zip(*self._texts.values(), strict=True) if self._texts else ((), ())
-        columns = (Ragged.of(one, torch.int64) for one in (ids, labels))
-        texts = Batch(dict(zip(("input_ids", "labels"), columns, strict=True)), ids=torch.arange(len(ids)))
-        self._scores.pop(step, None)
-        self._scores[step] = dict(zip(self._texts, score(texts).rows(), strict=True))
-        if len(self._scores) > VERSIONS_KEPT:
-            del self._scores[next(iter(self._scores))]
 
     def differences(self, batch: Batch, versions: Tensor) -> Tensor:
         """Returns float64 `[tokens]`: the differences between the scores of the sampler and those of this
@@ -114,11 +100,19 @@ class HeldByActor:
         return torch.cat(found)
 
 
+def _put(kept: dict[int, Value], step: int, value: Value, most: int) -> None:
+    """Adds a value as the newest one, and drops the oldest one of more than `most`."""
+    kept.pop(step, None)
+    kept[step] = value
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+
+
 class Differences:
     """The differences of all micro-batches of an update."""
 
-    def __init__(self, sent: SentWeights, held: HeldByActor) -> None:
-        self._sent, self._held = sent, held
+    def __init__(self, sent: SentWeights) -> None:
+        self._sent = sent
         self._sums: Tensor = torch.zeros(4, dtype=torch.float64)
         """The sum of the differences, the number of tokens, the sum of the lags, and the number of samples
         with a known lag."""
@@ -144,7 +138,7 @@ class Differences:
         """Adds the differences of the held answers that the samples of a batch bring along."""
         versions = batch.columns.get(VERSION)
         if isinstance(versions, Tensor):
-            found = self._held.differences(batch, versions)
+            found = self._sent.differences(batch, versions)
             self._sums[:2] += torch.tensor([float(found.sum()), float(len(found))], dtype=torch.float64)
             if len(found):
                 self._max = torch.maximum(self._max, found.max())
@@ -174,16 +168,14 @@ class ParityCheck:
         """`mode` is one of `MODES`; otherwise `ModelError` is raised."""
         if mode not in MODES:
             raise ModelError(f"`parity` is {' or '.join(MODES)}, not `{mode}`")
-        self._mode, self.weights, self._held = mode, SentWeights(), HeldByActor()
+        self._mode, self.weights = mode, SentWeights()
         self._differences: Differences | None = None
         self._is_reported = False
 
     def sent(self, step: int, score: Score) -> None:
         """Notes that the weights are sent in `step`. `score` computes log-probabilities with them. All ranks
         call this together."""
-        self.weights.sent(step)
-        if self._mode != "off":
-            self._held.sent(step, score)
+        self.weights.sent(step, None if self._mode == "off" else score)
 
     def add(self, outputs: Outputs, batch: Batch) -> None:
         """Adds a micro-batch, if an update is measured."""
@@ -202,7 +194,7 @@ class ParityCheck:
         if self._mode == "off" or "sampled_logprobs" not in batch:
             yield found
             return
-        self._differences = differences = Differences(self.weights, self._held)
+        self._differences = differences = Differences(self.weights)
         differences.add_held(batch)
         try:
             yield found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from meshctl.data.samplers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
-from meshctl.hf.parity import HeldByActor
+from meshctl.hf.parity import SentWeights
 from meshctl.runtime.batch.batch import Batch, Ragged
 
 
@@ -62,7 +62,7 @@ def test_a_long_text_is_truncated() -> None:
 
 
 def test_an_actor_compares_scores_of_the_same_version() -> None:
-    sampler, actor, score = HeldBySampler(), HeldByActor(), Scores(-3.0)
+    sampler, actor, score = HeldBySampler(), SentWeights(), Scores(-3.0)
     actor.sent(1, score)
     assert actor.differences(answers(2), versions(answers(2), 0)).tolist() == []
     assert not actor.is_on and score.calls == 0
