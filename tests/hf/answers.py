@@ -38,31 +38,12 @@ def rollouts_of(step: int, group: int = GROUP) -> Batch:
     return answers.with_columns(**columns)
 
 
-def share_of(model: Model, batch: Batch) -> Batch:
-    """Returns the samples of this data rank, with whole groups."""
-    mesh = model.mesh
-    share = mesh.get_slice(len(batch), model.rank) if mesh.world_size > 1 else slice(0, len(batch))
-    own = batch.between(share.start, share.stop)
-    own.most = -(-len(batch) // mesh.data_size)
-    return own
+def trained(model: Model) -> Trained:
+    return parity.trained(model, map(rollouts_of, range(1, STEPS + 1)))
 
 
 def on_mesh(sizes: dict[str, int], micro_batch: int | None = None, **arguments: Any) -> Trained:
-    """Trains with `hf.Model` on a mesh."""
-    case = parity.Case("llama", micro_batch=micro_batch)
-    return trained(parity.component(case, sizes, **arguments))
-
-
-def trained(model: Model) -> Trained:
-    """Trains a model on this data rank's share of the answers of each step."""
-    found = Trained()
-    for step in range(1, STEPS + 1):
-        metrics = model.update(share_of(model, rollouts_of(step)))
-        found.losses.append(metrics["loss"])
-        found.norms.append(metrics["grad_norm"])
-    merged = parity.whole_tensors(weights.merged_weights(model.module))
-    found.weights = {name: tensor.clone() for name, tensor in merged}
-    return found
+    return trained(parity.component(parity.Case("llama", micro_batch=micro_batch), sizes, **arguments))
 
 
 @cache

@@ -7,7 +7,7 @@ The loop uses plain transformers, one text at a time and without padding, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -125,18 +125,9 @@ class Case:
 
     @property
     def name(self) -> str:
-        marks = ["lora"] * bool(self.lora) + ["of experts"] * (self.lora == "experts")
-        marks += ["packed"] * self.packed
-        if self.micro_batch or self.micro_batch_tokens:
-            marks.append(f"parts of {self.micro_batch or self.micro_batch_tokens}")
-        if self.logits_chunk_tokens:
-            marks.append(f"logits of {self.logits_chunk_tokens}")
-        marks += ["shared prompts"] * self.share_prompts + ["routers"] * self.routers
-        marks += ["checkpointed activations"] * self.activation_checkpointing
-        marks += [self.pipeline] * (self.pipeline != "1f1b") + [f"split {self.split}"] * (
-            self.split != "count"
-        )
-        return " ".join([self.model, *marks])
+        given = {one.name: (getattr(self, one.name), one.default) for one in fields(self)[1:]}
+        marks = [f"{name}={value}" for name, (value, default) in given.items() if value != default]
+        return " ".join([self.model, *marks]).replace("=True", "")
 
     @property
     def exact(self) -> Gate:
@@ -145,16 +136,7 @@ class Case:
     @property
     def task(self) -> Case:
         """The case without what must not change a result."""
-        return replace(
-            self,
-            micro_batch=None,
-            micro_batch_tokens=None,
-            logits_chunk_tokens=None,
-            share_prompts=False,
-            activation_checkpointing=False,
-            pipeline="1f1b",
-            split="count",
-        )
+        return Case(self.model, lora=self.lora, packed=self.packed, routers=self.routers)
 
     @property
     def experts(self) -> str | None:
@@ -263,6 +245,11 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     return found
 
 
+OF_MODEL = ("micro_batch", "micro_batch_tokens", "logits_chunk_tokens", "share_prompts")
+OF_MODEL += ("activation_checkpointing", "pipeline", "split")
+"""The fields of a case that are arguments of `hf.Model`."""
+
+
 def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any) -> Model:
     made = Model(
         ALL[case.model],
@@ -273,13 +260,7 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         optimizer_options={"weight_decay": 0.1, "eps": gate.eps, **more.pop("optimizer_options", {})},
         clip=CLIP,
         experts=case.experts,
-        micro_batch=case.micro_batch,
-        micro_batch_tokens=case.micro_batch_tokens,
-        logits_chunk_tokens=case.logits_chunk_tokens,
-        share_prompts=case.share_prompts,
-        activation_checkpointing=case.activation_checkpointing,
-        pipeline=case.pipeline,
-        split=case.split,
+        **{name: getattr(case, name) for name in OF_MODEL},
         **more,
     )
     made.use_mesh(mesh(sizes))
@@ -310,19 +291,27 @@ def label_logprobs(module: Any, batch: Batch, temperature: float = 1.0) -> list[
 
 def share_of(model: Model, step: int, packed: bool) -> Batch:
     """Returns the samples of this data rank."""
-    batch = batch_of(step, packed)
-    mesh = model.mesh
-    share = mesh.get_slice(SAMPLES, model.rank) if mesh.world_size > 1 else slice(0, SAMPLES)
-    own = batch.between(share.start, share.stop)
-    own.most = -(-SAMPLES // mesh.data_size)
+    return share(model, batch_of(step, packed))
+
+
+def share(model: Model, batch: Batch) -> Batch:
+    mesh, rank = model.mesh, model.rank
+    part = mesh.get_slice(len(batch), rank) if mesh.world_size > 1 else slice(0, len(batch))
+    own = batch.between(part.start, part.stop)
+    own.most = -(-len(batch) // mesh.data_size)
     return own
 
 
 def on_mesh(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any) -> Trained:
     model = component(case, sizes, gate, **more)
+    return trained(model, [batch_of(step, case.packed) for step in range(1, STEPS + 1)])
+
+
+def trained(model: Model, batches: Iterable[Batch]) -> Trained:
+    """Trains a model on this data rank's share of each batch."""
     found = Trained()
-    for step in range(1, STEPS + 1):
-        metrics = model.update(share_of(model, step, case.packed))
+    for batch in batches:
+        metrics = model.update(share(model, batch))
         found.losses.append(metrics["loss"])
         found.norms.append(metrics["grad_norm"])
     merged = whole_tensors(weights.merged_weights(model.module))

@@ -112,13 +112,15 @@ def _sizes(random: Random, ranks: int) -> dict[str, int]:
 
 def is_accepted(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> bool:
     """Whether `validate` finds no error in a recipe that trains the model on this layout."""
-    found = load(recipe_of(case, sizes, ranks, folder), [], folder, environ={}).report.diagnostics
+    found = load(
+        recipe_of(arguments_of(case), sizes, ranks, folder), [], folder, environ={}
+    ).report.diagnostics
     return not any(one.severity == "error" for one in found)
 
 
-def recipe_of(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> str:
-    """Writes a recipe that trains the model on this layout to a folder, and returns the name of its file."""
-    arguments = {
+def arguments_of(case: Case) -> dict[str, Any]:
+    """Returns the arguments of `hf.Model` in a recipe."""
+    found = {
         "model": parity.ALL[case.model],
         "config": case.config,
         "lora": case.lora_arguments,
@@ -126,6 +128,11 @@ def recipe_of(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> st
         "logits_chunk_tokens": case.logits_chunk_tokens,
         "experts": case.experts,
     }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def recipe_of(arguments: dict[str, Any], sizes: dict[str, int], ranks: int, folder: Path) -> str:
+    """Writes a recipe that trains a model on this layout to a folder, and returns the name of its file."""
     recipe = {
         "groups": {"train": {"ranks": ranks, "device_type": "cpu"}},
         "components": {
@@ -134,7 +141,7 @@ def recipe_of(case: Case, sizes: dict[str, int], ranks: int, folder: Path) -> st
                 "_target_": "meshctl.hf.Model",
                 "group": "train",
                 "parallel": parity.keys_of(sizes),
-                "args": {key: value for key, value in arguments.items() if value is not None},
+                "args": arguments,
             },
         },
         "pipeline": {

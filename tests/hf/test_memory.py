@@ -3,7 +3,6 @@ state after an update, in two processes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshctl.recipe.rules.memory import model_of
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.topology.memory import RankBytes
 from tests.hf import parity
+from tests.hf.random_layouts import recipe_of
 from tests.runtime import worlds
 
 LIMIT = 0.1
@@ -90,30 +90,7 @@ ESTIMATES: dict[str, list[RankBytes]] = {}
 
 def estimate(case: Case, folder: Path) -> list[RankBytes]:
     """Returns what `show-topology` shows, for each pp rank."""
-    recipe = {
-        "groups": {"train": {"ranks": 2, "device_type": "cpu"}},
-        "components": {
-            "texts": {
-                "_target_": f"meshctl.data.{'Pairs' if case.args.get('head') == 'score' else 'Chat'}",
-                "group": "train",
-                "args": {"path": "x", "tokenizer": "byte"},
-            },
-            "actor": {
-                "_target_": "meshctl.hf.Model",
-                "group": "train",
-                "parallel": parity.keys_of(case.sizes),
-                "args": case.arguments,
-            },
-        },
-        "pipeline": {
-            "batch": {"call": "texts.next", "samples": 4},
-            "out": {"call": "actor.update", "in": "batch"},
-        },
-        "run": {"steps": 1},
-    }
-    file = folder / "recipe.yaml"
-    file.write_text(json.dumps(recipe))
-    loaded = load(file, [], folder)
+    loaded = load(recipe_of(case.arguments, case.sizes, 2, folder), [], folder)
     assert not loaded.report.errors, loaded.report.errors
     assert loaded.facts is not None
     found = model_of(loaded.facts, loaded.recipe.components["actor"])

@@ -18,7 +18,7 @@ from meshctl.recipe.rules.memory import memory_of
 from meshctl.topology.traffic import EXCHANGE, GATHER, REDUCE, SCATTER
 from tests.hf import parity
 from tests.hf.parity import Case
-from tests.hf.random_layouts import recipe_of
+from tests.hf.random_layouts import arguments_of, recipe_of
 from tests.runtime import worlds
 
 OPERATIONS = {
@@ -86,7 +86,7 @@ def _check(number: int, sizes: dict[str, int], model: str) -> worlds.Check:
 
 def shown(case: Case, sizes: dict[str, int], tokens: int, folder: Path) -> Counter[str]:
     """Returns the bytes of each operation in a micro-batch with so many tokens, as `show-topology` has them."""
-    facts = load(recipe_of(case, sizes, 2, folder), [], folder, environ={}).facts
+    facts = load(recipe_of(arguments_of(case), sizes, 2, folder), [], folder, environ={}).facts
     assert facts
     [actor] = [one for one in memory_of(facts).components if one.component == "actor"]
     assert not actor.unknown
