@@ -82,16 +82,6 @@ def test_a_long_prompt_is_an_error_that_names_its_row(tmp_path: Path) -> None:
         batch_of(made)
 
 
-def test_worker_processes_give_the_same_prompts(tmp_path: Path) -> None:
-    made = source(tmp_path, ROWS * 4, workers=1)
-    try:
-        for start in (0, 3, 6, 9):
-            batch = made.next(range(start, start + 3))
-            assert batch is not None and batch["prompt"] == texts(batch)
-    finally:
-        made.close()
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

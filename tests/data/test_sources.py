@@ -169,9 +169,13 @@ FORMS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_sample_is_the_same_wherever_the_cuts_are(texts: str, form: dict[str, Any]) -> None:
+    """Each epoch has every sample once."""
     whole = made(Text(texts, "byte", seed=5, **form))
-    total = 2 * len(whole) + 3
+    size = len(whole)
+    total = 2 * size + 3
     expected = rows_of(batch_of(whole, range(total)), "input_ids")
+    first, second = expected[:size], expected[size : 2 * size]
+    assert sorted(first) == sorted(second) and (first == second) == (form.get("shuffle") is False)
     fresh = made(Text(texts, "byte", seed=5, **form))
     found: dict[int, list[int]] = {}
     for start in (9, 0, 6, 3, *range(12, total, 3)):
@@ -180,43 +184,20 @@ def test_a_sample_is_the_same_wherever_the_cuts_are(texts: str, form: dict[str, 
     assert [found[number] for number in range(total)] == expected
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_epoch_has_every_sample_once(texts: str, form: dict[str, Any]) -> None:
-    source = made(Text(texts, "byte", **form))
-    size = len(source)
-    first, second = (
-        rows_of(batch_of(source, range(start, start + size)), "input_ids") for start in (0, size)
-    )
-    assert sorted(first) == sorted(second)
-    assert (first == second) == (form.get("shuffle") is False)
-
-
-def test_training_and_held_out_rows_differ(texts: str) -> None:
-    train, held = (made(Text(texts, "byte", holdout=0.3, held_out=one)) for one in (False, True))
-    assert (len(train), len(held)) == (7, 3)
-    rows = [rows_of(batch_of(one, range(len(one))), "input_ids") for one in (train, held)]
-    assert len({tuple(row) for part in rows for row in part}) == 10
-
-
 # Lengths
 
 
 def test_long_rows_are_cut_left_out_or_split(texts: str) -> None:
     def rows(over_length: str) -> list[list[int]]:
         source = made(Text(texts, "byte", shuffle=False, max_length=4, over_length=over_length))
-        return rows_of(batch_of(source, range(len(source))), "input_ids")
+        batch = batch_of(source, range(len(source)))
+        assert rows_of(batch, "labels") == [[-100, *ids[1:]] for ids in rows_of(batch, "input_ids")]
+        return rows_of(batch, "input_ids")
 
     whole = [[97 + n] * (n + 1) + [END] for n in range(10)]
     assert rows("truncate") == [row[:4] for row in whole]
     assert rows("drop") == [row for row in whole if len(row) <= 4]
     assert rows("split") == [row[start : start + 4] for row in whole for start in range(0, len(row), 4)]
-
-
-def test_the_first_label_of_each_part_is_ignored(texts: str) -> None:
-    source = made(Text(texts, "byte", shuffle=False, max_length=4, over_length="split"))
-    batch = batch_of(source, range(len(source)))
-    for ids, labels in zip(rows_of(batch, "input_ids"), rows_of(batch, "labels"), strict=True):
-        assert labels == [-100, *ids[1:]]
 
 
 def test_a_long_row_is_an_error_that_names_it(texts: str) -> None:
@@ -306,18 +287,6 @@ def test_worker_processes_give_the_same_samples(texts: str, form: dict[str, Any]
         samples = range(start, start + 2)
         assert rows_of(batch_of(ahead, samples), "labels") == rows_of(batch_of(here, samples), "labels")
     ahead.close()
-
-
-@pytest.mark.slow
-def test_a_worker_process_names_the_bad_row(tmp_path: Path) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "a"}\n' * 7 + '{"text": 3}\n')
-    source = made(Text(str(path), "byte", shuffle=False, workers=1))
-    for start in (0, 2, 4):
-        batch_of(source, range(start, start + 2))
-    with pytest.raises(DataError, match=r"^\S*bad\.jsonl:8: `text` is 3, not a text$"):
-        source.next(range(6, 8))
-    source.close()
 
 
 # Bad input
