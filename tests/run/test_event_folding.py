@@ -186,13 +186,6 @@ def test_sums_of_a_long_run_are_a_bounded_history() -> None:
     assert whole.totals["routes"] == {"a -> b": 10 * steps} and whole.totals["times"] == {"loss": steps}
 
 
-def test_steps_that_run_again_are_sums_of_their_own() -> None:
-    again = lines_of(range(2001, 3001), start=1000.0)
-    events = [parsed(line) for line in folded((), [*lines_of(range(1, 3001)), *again])[0]]
-    assert sum(event.value["count"] for event in events if event) == 4000
-    assert sum(event.value["first"] == 2001 for event in events if event) == 2
-
-
 def test_events_about_memory_are_thinned_and_others_stay() -> None:
     lines = [b'{"name":"phase","value":{},"time":0.5}\n']
     for begin in range(0, 5000, 100):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from meshctl.run.shutdown import ENDLESS, KEPT_CALLS, Proposer, StopAgreement, StopRequest, has_left
+from meshctl.run.shutdown import ENDLESS, KEPT_CALLS, Proposer, StopAgreement, StopRequest
 from tests.hang import HANG_S
 
 
@@ -39,33 +38,6 @@ class Watched:
         self._store.wait(keys, timeout)
 
 
-def test_the_least_of_steps_and_data_is_planned(store: HashStore) -> None:
-    ending = StopAgreement(store, store, 0)
-    assert ending.plan(20, {"a": 12, "b": None}, ["a", "b"]) == [12, None]
-    assert ending.last == 12
-    assert ending.begin(12) and not ending.begin(13)
-
-
-def test_requests_of_workers_are_received_once_and_in_order(store: HashStore) -> None:
-    ending, proposer = StopAgreement(store, store, 0), Proposer(store, [0])
-    assert proposer.asked() is None
-    ending.ask("converged")
-    ending.ask("the data of `batch` ended", ended=7)
-    assert proposer.asked() == StopRequest("converged")
-    assert proposer.asked() == StopRequest("the data of `batch` ended", 7)
-    assert proposer.asked() is None
-
-
-def test_workers_learn_whether_a_stream_had_data(store: HashStore) -> None:
-    producer, *others = [StopAgreement(store, store, job_rank) for job_rank in range(3)]
-    with ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(other.is_given, "batch", 1, 2) for other in others]
-        producer.give("batch", 1, has_data=True)
-        producer.give("batch", 2, has_data=False)
-        assert [one.result() for one in waiting] == [True, True]
-    assert [other.is_given("batch", 2, 2) for other in others] == [False, False]
-
-
 def test_what_all_workers_know_of_a_stream_is_deleted(store: HashStore) -> None:
     producer, *others = [StopAgreement(store, store, job_rank) for job_rank in range(3)]
     before = store.num_keys()
@@ -80,13 +52,6 @@ def test_a_streams_end_is_no_request_for_a_last_step(store: HashStore) -> None:
     assert ending.begin(7)
     proposer.propose(StopRequest("the data ended", 7))
     assert proposer.poll() is None and ending.begin(8)
-
-
-def test_a_worker_that_left_is_known_to_others(store: HashStore) -> None:
-    ending = StopAgreement(store, store, 0)
-    assert not has_left(store, 0)
-    ending.leave()
-    assert has_left(store, 0) and not has_left(store, 1)
 
 
 @pytest.mark.parametrize("first", [StopRequest("NaN", has_failed=True), StopRequest("SIGINT")])

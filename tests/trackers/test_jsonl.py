@@ -19,30 +19,6 @@ def rows(run: RunDir, whole: int | None = None) -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in map(json.loads, lines)]
 
 
-def test_a_row_that_arrives_again_replaces_itself(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    tracker = tracker_named("jsonl", run)
-    tracker.on_attempt(0, None)
-    for step, loss in ((1, 5.0), (2, 4.0), (2, 3.5), (3, 3.0)):
-        tracker.on_row({"step": step, "time": 1.0 * step, "loss": loss})
-    tracker.on_end(0, "")
-    assert rows(run) == [(1, 5.0), (2, 3.5), (3, 3.0)]
-
-
-def test_an_attempt_removes_the_rows_of_lost_steps(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    tracker = tracker_named("jsonl", run)
-    tracker.on_attempt(0, None)
-    for step in (1, 2, 3):
-        tracker.on_row({"step": step, "time": 1.0 * step, "loss": 0.0})
-    tracker.on_attempt(1, 2)
-    tracker.on_row({"step": 3, "time": 4.0, "loss": 1.0})
-    assert rows(run) == [(1, 0.0), (2, 0.0), (3, 1.0)]
-    tracker.on_attempt(2, None)
-    assert rows(run) == []
-    tracker.on_end(0, "")
-
-
 def test_rows_wait_for_a_full_disk(tmp_path: Path) -> None:
     """They are written with a later one, or lost with an error at the end."""
     tracker = tracker_named("jsonl", run := RunDir(tmp_path))
