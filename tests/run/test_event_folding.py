@@ -165,9 +165,9 @@ def test_a_kill_while_events_are_folded_loses_nothing(
     }
 
 
-def lines_of(steps: range, start: float = 0.0) -> list[bytes]:
+def lines_of(steps: range) -> list[bytes]:
     value = {"seconds": 0.5, "stages": {"loss": 0.25}, "waits": {}, "routes": {"a -> b": 10}}
-    events = (Event("step", "train", 0, step, value=value, time=start + step) for step in steps)
+    events = (Event("step", "train", 0, step, value=value, time=float(step)) for step in steps)
     return [json.dumps(vars(event), separators=(",", ":")).encode() + b"\n" for event in events]
 
 

@@ -1,4 +1,5 @@
-"""Texts that share the computation of their beginning have the outputs and gradients of whole texts."""
+"""`logits_chunk_tokens`: the logits of a batch are never in memory. `test_parity.py` compares its results. And
+`share_prompts`: texts that share the computation of their beginning have the outputs and gradients of whole texts."""
 
 from __future__ import annotations
 
@@ -6,11 +7,89 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from meshctl.hf import Model
+from meshctl.hf import Model, ModelError
 from meshctl.hf.options import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
-from tests.hf.parity import MODELS
+from tests.hf.parity import MODELS, batch_of
+
+VOCABULARY = 96
+"""The vocabulary of all models in `parity`; no other size of theirs is equal to it."""
+
+
+class LargestLogits(TorchDispatchMode):
+    """Records the largest number of rows of all tensors whose last dim is the vocabulary."""
+
+    rows = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, Tensor) and one.ndim > 1 and one.shape[-1] == VOCABULARY:
+                self.rows = max(self.rows, one.numel() // VOCABULARY)
+        return result
+
+
+def model(**arguments: Any) -> Model:
+    made = Model(MODELS["qwen3"], **{"dtype": "float64", "loss": "cross_entropy", **arguments})
+    made.setup()
+    return made
+
+
+def largest_logits(one: Model, batch: Batch) -> int:
+    with LargestLogits() as largest:
+        one.update(batch)
+    return largest.rows
+
+
+def test_no_tensor_has_the_logits_of_more_tokens_than_a_chunk() -> None:
+    batch = batch_of(1, True)
+    positions = len(batch) * (int(batch["input_ids"].lengths.max()) - 1)
+    assert largest_logits(model(), batch) >= positions > 50
+    assert largest_logits(model(logits_chunk_tokens=8), batch) <= MODELS["qwen3"]["hidden_size"]
+
+
+def test_a_loss_that_is_not_finite_is_reported_as_such() -> None:
+    one = model(logits_chunk_tokens=8)
+    with torch.no_grad():
+        one.module.get_parameter("model.norm.weight").fill_(torch.nan)
+    with pytest.raises(ModelError, match="is not finite; the weights were not changed"):
+        one.update(batch_of(1, False))
+
+
+def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
+    granite = {**MODELS["llama"], "model_type": "granite", "logits_scaling": 8.0}
+    one = Model(granite, logits_chunk_tokens=8)
+    one.setup()
+    with pytest.raises(ModelError, match="`GraniteForCausalLM` changes them after its head"):
+        one.update(batch_of(1, False))
+
+
+class Capped(Model):
+    def forward(self, texts: Any) -> Tensor:
+        return super().forward(texts).clamp(-30, 30)
+
+
+@pytest.mark.parametrize("kind", [Model, Capped])
+def test_a_model_without_the_logits_of_the_head_is_refused(kind: type[Model]) -> None:
+    head = "score" if kind is Model else "lm"
+    with pytest.raises(ModelError, match=r"needs `head: lm` and the `forward` of `hf.Model`"):
+        kind(MODELS["qwen3"], head=head, logits_chunk_tokens=8)
+
+
+def entropy_loss(entropy: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return (entropy * mask).sum(), mask.sum()
+
+
+def test_outputs_that_need_all_logits_are_refused() -> None:
+    one = model(logits_chunk_tokens=8, loss=f"{__name__}.entropy_loss")
+    with pytest.raises(ModelError, match="`entropy` needs the logits of all tokens"):
+        one.update(batch_of(1, False))
+    with pytest.raises(ModelError, match="this one has `head: lm`"):
+        one.scores(batch_of(1, False))
+
 
 CONFIG = {**MODELS["qwen3"], "initializer_range": 0.2}
 PROMPTS, ANSWERS = ([5, 6, 7], [9]), ([1, 2, 3, 4], [8], [2, 2], [6, 1, 5])
@@ -32,7 +111,7 @@ def answers(has_gap: bool = False) -> Batch:
     return Batch({**columns, "rewards": torch.arange(float(count))}, ids=torch.arange(count))
 
 
-def model(share_prompts: bool, **more: Any) -> Model:
+def sharing(share_prompts: bool, **more: Any) -> Model:
     made = Model(CONFIG, dtype="float64", share_prompts=share_prompts, **{"temperature": 0.7, **more})
     made.setup()
     return made
@@ -40,7 +119,7 @@ def model(share_prompts: bool, **more: Any) -> Model:
 
 def both(batch: Batch, names: list[str], **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the inputs `names` of a loss, computed from whole texts and from shared prompts."""
-    whole, shared = (model(is_shared, **more).loss_inputs(batch, names) for is_shared in (False, True))
+    whole, shared = (sharing(is_shared, **more).loss_inputs(batch, names) for is_shared in (False, True))
     return whole, shared
 
 
@@ -55,7 +134,9 @@ def test_outputs_of_labels_are_equal(has_gap: bool) -> None:
 
 def test_likeliest_tokens_are_equal() -> None:
     batch = answers()
-    first, second = (model(is_shared, top_logprobs=3).teacher_logprobs(batch) for is_shared in (False, True))
+    first, second = (
+        sharing(is_shared, top_logprobs=3).teacher_logprobs(batch) for is_shared in (False, True)
+    )
     is_label = batch["labels"].values != -100
     for name in first.names:
         assert torch.allclose(first[name].values[is_label], second[name].values[is_label], atol=1e-12), name
@@ -77,7 +158,7 @@ def test_pairs_share_their_prompt() -> None:
 def test_updates_are_equal(micro_batch: int | None) -> None:
     weights = []
     for is_shared in (False, True):
-        made = model(is_shared, optimizer="SGD", lr=1e-2, micro_batch=micro_batch)
+        made = sharing(is_shared, optimizer="SGD", lr=1e-2, micro_batch=micro_batch)
         metrics = [made.update(answers()) for _ in range(3)]
         weights.append((metrics, dict(made.weights())))
     assert weights[0][0] == [pytest.approx(one, rel=1e-6) for one in weights[1][0]]
@@ -87,8 +168,8 @@ def test_updates_are_equal(micro_batch: int | None) -> None:
 
 def test_an_empty_batch() -> None:
     empty = answers().between(0, 0)
-    assert model(True).logprobs(empty)["logprobs"].values.shape == (0,)
-    assert model(True).update(empty)["units"] == 0
+    assert sharing(True).logprobs(empty)["logprobs"].values.shape == (0,)
+    assert sharing(True).update(empty)["units"] == 0
 
 
 @pytest.mark.parametrize(
@@ -108,4 +189,4 @@ def test_packed_texts_cannot_share_prompts() -> None:
         position_ids=column([list(range(len(row))) for row in answers()["input_ids"].rows()])
     )
     with pytest.raises(ModelError, match="`share_prompts` needs one text in each row"):
-        model(True).update(batch)
+        sharing(True).update(batch)
