@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshctl.hf import Model, ModelError
-from meshctl.hf.options import ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf.parity import MODELS, batch_of
 
