@@ -1,36 +1,18 @@
 """One run on disk. This module alone knows the paths below `runs/NAME/TIME/`, and it writes files atomically.
 
-recipe.yaml     as composed; `${oc.env:X}` stays as written, so no secret is in it
-plan.json       the plan (a secret that a recipe contains as literal text is in both files, which only their
-                owner may read)
+`docs/runs.md` describes the files that users read. The others:
+
 plan-DIGEST.json             the plan of an attempt in which groups have fewer workers (`run.elastic`)
-start.json      facts of the start: where the recipe's code is found, the attempt, the checkpoint it resumes,
-                the engine with its options
-launches.jsonl  one object per launch: its overrides, versions and machine
-head.json       the address of the head, while nodes that others start may connect to it
-.token          the secret by which these nodes and the head authenticate each other, for its owner alone
-commands.txt    the command lines that start these nodes
-job.json        the job to which the run was submitted (`Submission`)
-job/            what was submitted: the script, the manifests or the placement group
-events/         JSON lines, a file per process
-state.json      the state of the run for other processes, which its launcher writes once a second
-git.txt         the commit and the branch of the recipe's repository, and whether it was changed
-metrics.jsonl   one object per step
-metrics.lost.jsonl           the rows of steps that ran again, each with its attempt
-logs/GROUP/RANK.log
-logs/launcher.log            the output of a launch in the background
+job.json                     the job to which the run was submitted (`Submission`)
+job/                         what was submitted: the script, the manifests or the placement group
+git.txt                      the commit and the branch of the recipe's repository, and whether it was changed
 logs/ray.log                 the output of the driver in a Ray cluster
 logs/tracker-NAME.log        the output of a tracker's process
 media/step-N/STAGE.NAME...   what components log beside numbers (`media.py`)
 trackers/                    files of trackers, and NAME.json with the run's id there
 checkpoints/step-N/COMPONENT/, a position file GROUP.json per group, and `checkpoint.manifest.json`
-checkpoints/latest           a link to the newest one, which people follow and meshctl does not
 checkpoints/damaged-step-N/  a damaged checkpoint of a step that ran again
-checkpoints/best.json        with `run.checkpoint.best`: the best checkpoints, the best first
-recorded/STAGE/step-N/K-of-M.safetensors      the value of each producer of a stage in `run.record`
-trace/GROUP-RANK.jsonl       with `run.trace`: the trace of a worker (`trace_file.py`)
 trace/GROUP-RANK.profile.json                  with `run.trace.profiler`: the trace of torch's profiler
-trace.json                   the trace of all workers for https://ui.perfetto.dev
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ MAX_BYTES = 1 << 20
 
 def record_launch(run: RunDir, overrides: Sequence[str]) -> None:
     """Appends what is known about a launch. A disk that does not take it is no reason to fail."""
+    libraries = [(name, installed_version(name)) for name in LIBRARIES]
     data = {
         "time": clock.now(),
         "overrides": [redact(override) for override in overrides],
@@ -44,9 +45,9 @@ def record_launch(run: RunDir, overrides: Sequence[str]) -> None:
         "folder": os.getcwd(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": dict(_versions()),
+        "packages": {"meshctl": OUR_VERSION} | {name: version for name, version in libraries if version},
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory": _memory(),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "gpus": _gpus(),
     }
     with suppress(OSError), open(appended(run.launches), "a", encoding="utf-8") as file:
@@ -67,17 +68,6 @@ def launches(run: RunDir) -> list[dict[str, Any]]:
             if isinstance(data := decoded(line.decode()), dict):
                 found.append(data)
     return found
-
-
-def _versions() -> list[tuple[str, str]]:
-    libraries = [(name, version) for name in LIBRARIES if (version := installed_version(name))]
-    return [("meshctl", OUR_VERSION), *libraries]
-
-
-def _memory() -> int | None:
-    with suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _gpus() -> list[str]:
