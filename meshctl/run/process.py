@@ -7,11 +7,21 @@ processes would die at once, so they ignore it.
     os.environ[IN_JOB] = "1"        in the head and in a node process
     is_in_job()                     in the processes that they start
     shield()
+
+A process also writes the stacks of its threads on a signal, whatever they are doing. faulthandler writes
+them in its signal handler, without the interpreter's lock, into a file in memory. A process that is stopped,
+or that waits for a disk, writes them when it continues.
+
+    register_stacks()                    in the process
+    number = find_stacks(pid)            in another process of the same user: the descriptor, or None
+    request_stacks(pid, number)          returns the position in the file before the stacks
+    read_stacks(pid, number, start)      returns what the process has written since then
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -92,3 +102,41 @@ def shield() -> None:
 
     for number in SHIELDED:
         signal.signal(number, on_signal)
+
+
+STACK_SIGNAL = signal.SIGRTMIN + 11
+"""A real-time signal: libraries and users rather use the others."""
+STACK_NAME = "meshctl-stack"
+STACK_BYTES_MAX = 1 << 18
+
+
+def register_stacks() -> None:
+    """Has this process write its stacks on `STACK_SIGNAL`."""
+    file = os.memfd_create(STACK_NAME, os.MFD_CLOEXEC)
+    faulthandler.register(STACK_SIGNAL, file, all_threads=True, chain=False)
+    allow_tracing_by(os.getppid())
+
+
+def find_stacks(pid: int) -> int | None:
+    """Returns the descriptor of a process into which it writes its stacks; None if it writes none."""
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            if os.readlink(f"/proc/{pid}/fd/{number}").startswith(f"/memfd:{STACK_NAME} "):
+                return int(number)
+    return None
+
+
+def request_stacks(pid: int, number: int) -> int:
+    """Asks a process for its stacks. Returns the size of its file before. Raises `OSError` if the process has
+    ended."""
+    size = os.stat(f"/proc/{pid}/fd/{number}").st_size
+    os.kill(pid, STACK_SIGNAL)
+    return size
+
+
+def read_stacks(pid: int, number: int, start: int) -> str:
+    """Returns what a process has written into its file behind `start`; empty if it has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/fd/{number}", "rb", buffering=0) as file:
+        file.seek(start)
+        return (file.read(STACK_BYTES_MAX) or b"").decode(errors="replace")
+    return ""

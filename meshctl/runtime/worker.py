@@ -36,7 +36,7 @@ from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.network.control_store import StoreTimeout
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
-from meshctl.run import stack_dump
+from meshctl.run import process
 from meshctl.run.directory import Recorded, RunDir, Start
 from meshctl.run.events import Journal
 from meshctl.run.process import is_in_job, shield
@@ -501,7 +501,7 @@ def set_log_level(level: str) -> None:
 
 if __name__ == "__main__":
     faulthandler.enable()  # the fork server does the same for its workers
-    stack_dump.register()
+    process.register_stacks()
     if is_in_job():
         shield()
     code = main()

@@ -40,7 +40,7 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import use_scratch
-from meshctl.run import process, stack_dump
+from meshctl.run import process
 from meshctl.run.process import SHIELDED, is_in_job, shield
 from meshctl.run.progress import VARIABLE
 
@@ -412,7 +412,7 @@ def _call(worker: WorkerMain) -> int:
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     faulthandler.enable()
-    stack_dump.register()
+    process.register_stacks()
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1").split(",")[0]))
     if numpy := sys.modules.get("numpy"):

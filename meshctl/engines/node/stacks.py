@@ -4,7 +4,7 @@
     requests.begin([("train", 1, pid), ...], now)
     requests.poll(now)            # the `ProcessState` of each of them, once, as soon as it is known
 
-No method waits. A process writes its stacks itself (`run.stack_dump`).
+No method waits. A process writes its stacks itself (`run.process`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.run import stack_dump
+from meshctl.run import process
 
 STACK_S = 1.0
 """Time limit for a process to write its stacks."""
@@ -85,7 +85,7 @@ class _Request:
     def is_complete(self, now: float) -> bool:
         if self.number is None:
             return True
-        text = stack_dump.read(self.pid, self.number, self.start)
+        text = process.read_stacks(self.pid, self.number, self.start)
         if text != self.seen:
             self.seen, self.changed = text, now
         has_written = bool(self.seen) and now - self.changed >= SETTLE_S
@@ -103,10 +103,10 @@ class StackRequests:
     def begin(self, processes: Iterable[tuple[str, int, int]], now: float) -> None:
         """Asks processes for their stacks, each given as (group, rank, pid)."""
         for group, rank, pid in processes:
-            request = _Request(group, rank, pid, now, stack_dump.find(pid), changed=now)
+            request = _Request(group, rank, pid, now, process.find_stacks(pid), changed=now)
             if request.number is not None:
                 with suppress(OSError):
-                    request.start = stack_dump.request(pid, request.number)
+                    request.start = process.request_stacks(pid, request.number)
             self._open.append(request)
 
     def poll(self, now: float) -> list[list[Any]]:

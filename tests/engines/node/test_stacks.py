@@ -15,9 +15,9 @@ from tests.engines.processes import wait
 
 CODE = """
 import sys, time
-from meshctl.run import stack_dump
+from meshctl.run import process
 
-stack_dump.register()
+process.register_stacks()
 
 
 def hang():
