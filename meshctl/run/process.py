@@ -104,7 +104,7 @@ def shield() -> None:
         signal.signal(number, on_signal)
 
 
-STACK_SIGNAL = signal.SIGRTMIN + 11
+STACK_SIGNAL: int = getattr(signal, "SIGRTMIN", 0) + 11  # which only Linux has
 """A real-time signal: libraries and users rather use the others."""
 STACK_NAME = "meshctl-stack"
 STACK_BYTES_MAX = 1 << 18
