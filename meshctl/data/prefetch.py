@@ -64,7 +64,7 @@ def results(function: Callable[[range], Result], calls: Iterable[range], workers
         for result in loader:
             if isinstance(result, _Failure):
                 raise DataError(result.message)
-            yield result  # type: ignore[misc]
+            yield result
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker"):
             raise
