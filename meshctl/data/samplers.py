@@ -195,7 +195,7 @@ def _of_first(column: Column, rows: int) -> Ragged:
     """Returns a ragged column of `rows` rows: those of `column`, and then empty ones."""
     assert isinstance(column, Ragged)
     own = column.rows()[:rows]
-    return Ragged.of([*own, *[column.values[:0]] * (rows - len(own))]) if rows else column
+    return Ragged.of([*own, *[column.values[:0]] * (rows - len(own))], column.values.dtype)
 
 
 class AnswerSampler(Component):
