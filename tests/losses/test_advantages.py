@@ -63,8 +63,6 @@ def test_advantages_of_groups(formula: Any, groups: Groups) -> None:
     assert found.returns is None
 
 
-
-
 def test_whitened_rewards_have_the_moments_of_all_ranks() -> None:
     whole = find("whitened")(inputs_of(GROUPS)).advantages
     rewards = [reward for group in GROUPS for reward in group]
