@@ -65,9 +65,9 @@ def agent(
     if is_in_job:
         os.environ[IN_JOB] = "1"
     with without_collection():
-        from meshctl.engines.node.interpreter import groups_of
         from meshctl.engines.node.node_process import NodeJob, serve
         from meshctl.engines.node.preload import preload
+        from meshctl.engines.node.worker_env import groups_of
         from meshctl.runtime.worker import main
 
         plan, start = Plan.read(path), run.read_start()

@@ -16,8 +16,7 @@ from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
 from meshctl.cli.output import has_color, problem_of_format, refuse, write
 from meshctl.cli.requirements import needs_of, requirements_of
-from meshctl.diagnostics import RecipeError
-from meshctl.diagnostics.health import Check, as_data, tally
+from meshctl.diagnostics import Check, RecipeError, as_data, tally
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.machine import examine
 from meshctl.engines.checks.requirements import Requirements

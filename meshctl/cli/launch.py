@@ -24,8 +24,7 @@ from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
 from meshctl.cli.validate import draw
 from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import RecipeError, Report
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check, RecipeError, Report
 from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.engine import (
     ENGINES,
@@ -263,8 +262,8 @@ def run(
     ready: Launchable, attempt: Attempt, supervision: Supervision, state: Observer, follow: Sequence[str] = ()
 ) -> int:
     """Runs a prepared recipe, shows the run, and returns the exit code."""
-    from meshctl.engines.node.interpreter import groups_of
     from meshctl.engines.node.preload import preload
+    from meshctl.engines.node.worker_env import groups_of
     from meshctl.runtime.worker import main
     from meshctl.view.live import for_terminal
     from meshctl.view.live.summary import summary

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, cast
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks.machine import problems
 from meshctl.engines.checks.on_node import check_start
 from meshctl.engines.checks.requirements import Requirements

@@ -24,9 +24,8 @@ from typing import Any, BinaryIO
 
 from meshctl.engines.connection import MESSAGE_BYTES_MAX
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, groups_on, nodes_of
-from meshctl.engines.host_script import last_error, refusals, script_of
 from meshctl.engines.node.termination import GRACE_S
-from meshctl.engines.remote import RemoteEngine
+from meshctl.engines.remote import RemoteEngine, last_error, refusals, script_of
 from meshctl.network.connection import Connection, Message
 from meshctl.package import install_command, installed_version
 from meshctl.plan.model import Plan
@@ -69,20 +68,19 @@ class RayEngine(RemoteEngine):
     def bundles(self, plan: Plan) -> list[dict[str, float]]:
         """Returns what each node of the plan needs, by its number: a CPU for each worker, if the option does
         not state the CPUs of a node, its devices, and the resources of the option."""
-        return [self._bundle(plan, node) for node in nodes_of(plan)]
-
-    def _bundle(self, plan: Plan, node: int) -> dict[str, float]:
-        devices: dict[str, set[int]] = {}
-        workers = 0
-        for group in groups_on(plan, node):
-            name = RESOURCES.get(plan.group(group).device_type, "")
-            for worker in plan.workers(group, node):
-                workers += 1
-                if name:
-                    devices.setdefault(name, set()).update(worker.devices)
-        counts = {name: float(len(found)) for name, found in devices.items()}
-        cpus = float(workers if self._cpus is None else self._cpus)
-        return {**({"CPU": cpus} if cpus else {}), **counts, **self._resources}
+        found = []
+        for node in nodes_of(plan):
+            devices, workers = dict[str, set[int]](), 0
+            for group in groups_on(plan, node):
+                name = RESOURCES.get(plan.group(group).device_type, "")
+                for worker in plan.workers(group, node):
+                    workers += 1
+                    if name:
+                        devices.setdefault(name, set()).update(worker.devices)
+            counts = {name: float(len(found)) for name, found in devices.items()}
+            cpus = float(workers if self._cpus is None else self._cpus)
+            found.append({**({"CPU": cpus} if cpus else {}), **counts, **self._resources})
+        return found
 
     def prepared(self, command: Command) -> Command:
         return Command(command.node, ("sh", "-c", script_of(self.setup, command.argv, self.ships)))
@@ -169,7 +167,8 @@ class RayHandle(Handle):
             problem = f"the driver of the run in the cluster has ended; its log is {self._job.run.ray_log}"
             exited += [self._died(bundle, problem) for bundle in sorted(self._open)]
         elif not self._is_placed and self._open and time.monotonic() > self._until:
-            exited.append(self._refused(f"the Ray cluster has not answered for {ANSWER_S:.0f} s"))
+            reason = f"the Ray cluster has not answered for {ANSWER_S:.0f} s"
+            exited += [self._refused(bundle, reason) for bundle in sorted(self._open)][:1]
         return exited
 
     def _on_message(self, message: Message) -> list[Exited]:
@@ -179,9 +178,8 @@ class RayHandle(Handle):
         if message["type"] == "refused":
             self._is_placed = True
             refused = self._open.intersection(message["bundles"])
-            if refused != self._open:  # the others run
-                return [self._lost(bundle, message["error"]) for bundle in sorted(refused)]
-            return [self._refused(message["error"])] if refused else []
+            found = [self._refused(bundle, message["error"]) for bundle in sorted(refused)]
+            return found if self._open else found[:1]  # one report for all nodes, unless others run
         bundle, start = message["start"]
         if bundle not in self._open or start != self._starts[bundle]:
             return []
@@ -189,14 +187,8 @@ class RayHandle(Handle):
             return [self._died(bundle, message["error"])]
         return [self._exited(bundle, message["code"], message["output"])]
 
-    def _refused(self, reason: str) -> Exited:
-        """Returns one report for all nodes that have not started: the cluster lacks something."""
-        node = self._nodes[min(self._open)]
-        self._open.clear()
-        return Exited("the Ray cluster", 1, str(self._job.run.ray_log), node, reason=reason)
-
-    def _lost(self, bundle: int, reason: str) -> Exited:
-        """Returns the report of a node that was to start again, and for which the cluster lacks something."""
+    def _refused(self, bundle: int, reason: str) -> Exited:
+        """Returns the report of a node for which the cluster lacks something."""
         self._open.discard(bundle)
         return Exited("the Ray cluster", 1, str(self._job.run.ray_log), self._nodes[bundle], reason=reason)
 

@@ -20,7 +20,7 @@ class MeshctlNode:
     def run(
         self, script: str, token: str, environ: Mapping[str, str], archive: bytes | None = None
     ) -> tuple[int, str]:
-        """Runs the script of a node (`host_script`) as a child of this process. `archive` is the recipe's
+        """Runs the script of a node (`remote`) as a child of this process. `archive` is the recipe's
         folder, if it is shipped. Returns its exit code, or the negative number of a signal, and the end of
         its output.
 

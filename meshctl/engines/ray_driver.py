@@ -124,7 +124,9 @@ class Driver:
         """Connects to the cluster. Reports why it cannot be reached."""
         address, namespace = self._order["address"], self._order["namespace"]
         try:
-            check_reachable(address)
+            with suppress(ValueError):  # other forms of an address are Ray's
+                target = split(address.removeprefix("ray://"))  # which Ray would try for minutes
+                socket.create_connection(target, timeout=REACH_S).close()
             self._ray.init(address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # Ray raises what its sockets, versions and configuration cause
             why = f"there is no Ray cluster at `{address}`: {first_line(error)}"
@@ -175,7 +177,15 @@ class Driver:
                 self._nodes[bundle] = self._started(bundle, number)
         elif time.monotonic() > self._deadline:
             bundles, self._waiting = sorted(self._waiting), {}
-            self._send("refused", error=why_not(self._bundles, self._machines()), bundles=bundles)
+            from ray._private.state import available_resources_per_node  # the public API has sums only
+
+            free, nodes = available_resources_per_node(), self._ray.nodes()
+            machines = [
+                Machine(name_of(node), node["Resources"], free.get(node["NodeID"], {}))
+                for node in nodes
+                if node["Alive"]
+            ]
+            self._send("refused", error=why_not(self._bundles, machines), bundles=bundles)
 
     def _started(self, bundle: int, number: int) -> _Node:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -203,16 +213,6 @@ class Driver:
                 return True
         return False
 
-    def _machines(self) -> list[Machine]:
-        from ray._private.state import available_resources_per_node  # the public API has sums only
-
-        free = available_resources_per_node()
-        return [
-            Machine(name_of(node), node["Resources"], free.get(node["NodeID"], {}))
-            for node in self._ray.nodes()
-            if node["Alive"]
-        ]
-
     # Reporting
 
     def _report(self) -> None:
@@ -235,16 +235,6 @@ class Driver:
         self._connection.send({"type": kind, **values})
 
 
-def check_reachable(address: str) -> None:
-    """Raises `OSError` if nothing listens at HOST:PORT, which Ray would try for minutes. Other forms of an
-    address are Ray's."""
-    try:
-        host, port = split(address.removeprefix("ray://"))
-    except ValueError:
-        return
-    socket.create_connection((host, port), timeout=REACH_S).close()
-
-
 def name_of(node: Mapping[str, Any]) -> str:
     """Returns the name of a node of the cluster in messages."""
     host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
@@ -263,17 +253,17 @@ def why_dead(error: Exception) -> str:
     return reason.partition("because ")[2].partition(". ")[0].rstrip(".") or reason
 
 
-def holds(has: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
-    return all(has.get(name, 0.0) >= amount for name, amount in bundle.items())
-
-
 def why_not(bundles: Sequence[Mapping[str, float]], machines: Sequence[Machine]) -> str:
     """Returns why a cluster does not hold the bundles, and what it has."""
+
+    def has_machine(bundle: Mapping[str, float]) -> bool:
+        totals = [machine.total for machine in machines]
+        return any(all(has.get(name, 0.0) >= count for name, count in bundle.items()) for has in totals)
+
     names = sorted({name for bundle in bundles for name in bundle})
-    totals = [machine.total for machine in machines]
     if len(bundles) > len(machines):
         problem = f"the plan has {counted(len(bundles), 'node')}, each on a machine of its own"
-    elif alone := [node for node, one in enumerate(bundles) if not any(holds(has, one) for has in totals)]:
+    elif alone := [node for node, one in enumerate(bundles) if not has_machine(one)]:
         more = f", as do {counted(len(alone) - 1, 'other node')}" if len(alone) > 1 else ""
         problem = f"node {alone[0]} needs {amounts(bundles[alone[0]])}{more}, which no machine has"
     else:

@@ -136,7 +136,10 @@ def shipped_files(folder: Path, runs: Path) -> Iterator[Path]:
             path = here / name
             if is_ignored(path.relative_to(folder), patterns):
                 continue
-            if path.is_symlink() and not _is_inside(path, root):
+            is_inside = not path.is_symlink() or (
+                not os.path.isabs(os.readlink(path)) and path.resolve().is_relative_to(root)
+            )
+            if not is_inside:
                 raise CannotStart(
                     f"{path} is a link out of the recipe's folder, which `ship` does not copy: list it in "
                     f"{folder / IGNORE_FILE}, or copy its target"
@@ -158,11 +161,6 @@ def _own_patterns(folder: Path) -> list[str]:
     except (OSError, ValueError) as error:
         raise CannotStart(f"{folder / IGNORE_FILE} cannot be read: {error}") from error
     return [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
-
-
-def _is_inside(link: Path, root: Path) -> bool:
-    """Returns whether a link is relative and its target in a folder."""
-    return not os.path.isabs(os.readlink(link)) and link.resolve().is_relative_to(root)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,8 @@ from threading import Thread
 from typing import IO, Any, BinaryIO
 
 from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job
-from meshctl.engines.host_script import NO_CONNECTION, last_error, refusals, script_of
 from meshctl.engines.local import LocalHandle
-from meshctl.engines.remote import RemoteEngine
+from meshctl.engines.remote import NO_CONNECTION, RemoteEngine, last_error, refusals, script_of
 from meshctl.engines.shipping import send_archive
 from meshctl.network.addresses import address_towards, default_address
 from meshctl.plan.model import Plan
@@ -102,7 +101,7 @@ class SshEngine(RemoteEngine):
     def start(self, job: Job) -> Handle:
         commands = self.render(job.plan, job.run, job.head).commands
         handle = SshHandle(job, self.hosts, commands, self.archive(job))
-        handle.connect()
+        handle.connect([command.node for command in commands])
         return handle
 
 
@@ -133,10 +132,10 @@ class SshHandle(LocalHandle):
         self._pipes: dict[int, IO[bytes]] = {}
         """Node -> the standard input of its script. Its end ends the node."""
 
-    def connect(self, nodes: Sequence[int] | None = None) -> None:
-        """Starts the nodes, or some of them."""
+    def connect(self, nodes: Sequence[int]) -> None:
+        """Starts some nodes."""
         for command in self._commands:
-            if nodes is None or command.node in nodes:
+            if command.node in nodes:
                 self._connect(command)
 
     def _connect(self, command: Command) -> None:
@@ -151,7 +150,7 @@ class SshHandle(LocalHandle):
             Thread(target=send_archive, args=(self._archive, popen.stdin), daemon=True).start()
 
     def exited(self, node: int, code: int) -> Exited:
-        self._close_pipe(node)
+        self._close_pipes([node])
         if code - KILLED in set(signal.Signals):
             code = KILLED - code
         log = self._job.run.node_log(node)
@@ -161,27 +160,23 @@ class SshHandle(LocalHandle):
         return Exited(f"the node process on {where}", code, str(log), node, reason=reasons.get(code, ""))
 
     def kill(self) -> None:
-        self._close_pipes()
+        self._close_pipes(self._pipes)
         super().kill()
 
     def restart(self, nodes: Sequence[int]) -> bool:
-        for node in nodes:
-            self._close_pipe(node)
+        self._close_pipes(nodes)
         self.forget(nodes)
         self.connect(nodes)
         return True
 
     def close(self) -> None:
         super().close()
-        self._close_pipes()
+        self._close_pipes(self._pipes)
         if self._archive:
             self._archive.close()
 
-    def _close_pipes(self) -> None:
-        for node in list(self._pipes):
-            self._close_pipe(node)
-
-    def _close_pipe(self, node: int) -> None:
-        if pipe := self._pipes.pop(node, None):
-            with suppress(OSError):
-                pipe.close()
+    def _close_pipes(self, nodes: Iterable[int]) -> None:
+        for node in list(nodes):
+            if pipe := self._pipes.pop(node, None):
+                with suppress(OSError):
+                    pipe.close()

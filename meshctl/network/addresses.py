@@ -35,13 +35,10 @@ def split(address: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
 def listen(host: str, port: int = 0, backlog: int = 1024) -> socket.socket:
     """Opens a socket at one IP address; port 0 lets the system choose. Raises `OSError`."""
-    return socket.create_server((host, port), family=family_of(host), backlog=backlog)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
 
 
 def address_towards(host: str, port: int) -> str:

@@ -67,7 +67,10 @@ def own_and_missing(plan: Plan, node: int) -> tuple[list[Device], list[Device]]:
         if kind not in DEVICES:
             continue
         numbers, visible = numbers_on_node(plan, group, node), device_list(kind, os.environ, rocm)
-        first, files = plan.cluster.first_on(kind, node), device_names(kind, rocm)
+        first = plan.cluster.first_on(kind, node)
+        files = {"".join(filter(str.isdecimal, file.name)) for file in ROOT.glob(DEVICES[kind])}
+        if rocm and kind == "cuda":
+            files = set(map(str, range(count_devices(kind, rocm))))
         try:
             names = hardware_names(group, numbers, visible)
         except CannotStart:
@@ -79,13 +82,6 @@ def own_and_missing(plan: Plan, node: int) -> tuple[list[Device], list[Device]]:
             if name.isdigit() and name not in files and (files or visible is None)
         ]
     return own, missing
-
-
-def device_names(kind: str, rocm: bool) -> set[str]:
-    """Returns the numbers of the devices of a type that have a file."""
-    if rocm and kind == "cuda":
-        return set(map(str, range(count_devices(kind, rocm))))
-    return {"".join(filter(str.isdecimal, file.name)) for file in ROOT.glob(DEVICES[kind])}
 
 
 def devices_of_workers(plan: Plan, node: int = 0) -> dict[str, list[str]]:
@@ -147,12 +143,9 @@ def required_names(group: Group, numbers: Sequence[int], visible: DeviceList | N
         return hardware_names(group, numbers, replace(visible, names=tuple(known)))
     names = hardware_names(group, numbers, None)
     if missing := [name for name in names if count == 0 or (name.isdigit() and int(name) >= count)]:
-        needs = (
-            f"needs {', '.join(missing)} (its visible_devices)"
-            if group.visible_devices
-            else f"needs {devices_text(group, numbers)}"
-        )
-        raise CannotStart(f"group {group.name} {needs}, but this machine has {count or 'none'}")
+        needs = f"{', '.join(missing)} (its visible_devices)"
+        needs = needs if group.visible_devices else devices_text(group, numbers)
+        raise CannotStart(f"group {group.name} needs {needs}, but this machine has {count or 'none'}")
     return names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check, State
+from meshctl.diagnostics import Check, State
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.fork import output_of
 from meshctl.engines.checks.requirements import GIB, Requirements, amount, names_in
@@ -77,7 +77,9 @@ def check_devices(requirements: Requirements, report: Report) -> Iterator[Check]
     yield Check(SUBJECT, "accelerators", "ok", found if count else "none: groups run on cpu")
     if not requirements.devices:
         return
-    if closed := _closed_file():
+    patterns = ("nvidia[0-9]*", "nvidiactl", "kfd")
+    files = (file for pattern in patterns for file in Path("/dev").glob(pattern))
+    if closed := next((file for file in files if not os.access(file, os.R_OK | os.W_OK)), None):
         remedy = "add yourself to the group that owns it (`ls -l` shows it), or pass it into the container"
         yield Check(SUBJECT, "permission", "failure", f"{closed} cannot be opened by this user", remedy)
     if report.error:
@@ -87,17 +89,17 @@ def check_devices(requirements: Requirements, report: Report) -> Iterator[Check]
         yield Check(SUBJECT, "nvidia-smi", "warning", report.error, remedy)
     ours = [one for one in report.devices if any(map(one.is_named, requirements.devices))]
     yield from _memory(ours, requirements)
-    yield from _compute_mode(ours, requirements)
+    for one in ours:
+        is_shared = any(map(one.is_named, requirements.shared_devices))
+        if is_shared and one.mode not in ("Default", "[N/A]", ""):
+            text = f"device {one.index} is in compute mode {one.mode}: groups that share it cannot start"
+            remedy = f"nvidia-smi -i {one.index} -c DEFAULT, as root"
+            yield Check(SUBJECT, "compute mode", "failure", text, remedy)
+            break
     build = device_files.torch_build()
     if count and build and not (build.get("cuda") or build.get("hip")):
         found = f"{count} devices, but torch {build['__version__']} is built for cpu"
         yield Check(SUBJECT, "torch on cuda", "failure", found, f"install a build for CUDA: {INSTALL}")
-
-
-def _closed_file() -> str:
-    """Returns a device file that this user may not open; empty if there is none."""
-    files = [file for pattern in ("nvidia[0-9]*", "nvidiactl", "kfd") for file in Path("/dev").glob(pattern)]
-    return next((str(file) for file in files if not os.access(file, os.R_OK | os.W_OK)), "")
 
 
 def _memory(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:
@@ -128,14 +130,3 @@ def _memory(ours: Sequence[Device], requirements: Requirements) -> Iterator[Chec
         state: State = "failure" if full else "warning"
         remedy = "find the processes with nvidia-smi, or leave the devices out: CUDA_VISIBLE_DEVICES"
         yield Check(SUBJECT, "device memory", state, "; ".join(full or used), remedy)
-
-
-def _compute_mode(ours: Sequence[Device], requirements: Requirements) -> Iterator[Check]:
-    """Finds devices that several workers share, and that admit only one process."""
-    for one in ours:
-        is_shared = any(map(one.is_named, requirements.shared_devices))
-        if is_shared and one.mode not in ("Default", "[N/A]", ""):
-            found = f"device {one.index} is in compute mode {one.mode}: groups that share it cannot start"
-            remedy = f"nvidia-smi -i {one.index} -c DEFAULT, as root"
-            yield Check(SUBJECT, "compute mode", "failure", found, remedy)
-            return

@@ -14,10 +14,9 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from meshctl.engines.node.termination import name_of
+from meshctl.engines.node.termination import name_of, stat_of
 
 MAX_ERROR_CHARS = 300
 EXIT_S = 2.0
@@ -31,12 +30,15 @@ def in_fork(function: Callable[[], Any], seconds: float) -> Any:
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
-        _answer(function, writer)
+        try:
+            os.write(writer, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
     os.close(writer)
     os.set_blocking(reader, False)
     text = b""
     with open(reader, "rb", buffering=0) as pipe:
-        while select.select([pipe], [], [], seconds)[0] or _can_run(child):
+        while select.select([pipe], [], [], seconds)[0] or stat_of(f"/proc/{child}")[0] == "R":
             part = pipe.read(1 << 16)
             text += part or b""
             if part == b"":
@@ -44,21 +46,6 @@ def in_fork(function: Callable[[], Any], seconds: float) -> Any:
                 return json.loads(text) if text else function()
     os.kill(child, signal.SIGKILL)
     raise TimeoutError(f"no answer within {seconds:.0f} s")
-
-
-def _can_run(pid: int) -> bool:
-    """Returns whether a process waits for nothing but a processor."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
-    return False
-
-
-def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
-    """Runs in the child."""
-    try:
-        os.write(writer, json.dumps(function()).encode())
-    finally:
-        os._exit(0)
 
 
 def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> str:

@@ -17,7 +17,7 @@ from meshctl.dataclass import dataclass
 from meshctl.engines.checks.fork import output_of
 from meshctl.engines.checks.models import extras_of
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.interpreter import environ_of, groups_of, server_python
+from meshctl.engines.node.worker_env import environ_of, groups_of, server_python
 from meshctl.package import (
     PACKAGE_DIR,
     builds_of,
@@ -76,9 +76,8 @@ def check_interpreters(plan: Plan, path: Sequence[str]) -> None:
     if not pythons:
         return
     with ThreadPoolExecutor() as pool:
-        for python, (problem, remedy) in zip(
-            pythons, pool.map(lambda python: _problem(plan, path, python), pythons), strict=True
-        ):
+        problems = pool.map(lambda python: _problem(plan, path, python), pythons)
+        for python, (problem, remedy) in zip(pythons, problems, strict=True):
             if problem:
                 groups = groups_of(plan, path, python)
                 of = f"group{'s'[: len(groups) > 1]} {listed(groups)}"
@@ -95,9 +94,8 @@ def _problem(plan: Plan, path: Sequence[str], python: str) -> tuple[str, str]:
     libraries = [build for _, names in needed for name in names for build in builds_of(name)]
     command = (python, "-c", CHILD, package.__file__, json.dumps(libraries))
     try:
-        facts = Facts(
-            **json.loads(output_of(command, SECONDS, environ_of(python, os.environ)).splitlines()[-1])
-        )
+        output = output_of(command, SECONDS, environ_of(python, os.environ))
+        facts = Facts(**json.loads(output.splitlines()[-1]))
     except OSError as error:
         return f"cannot be started: {error}", ""
     except (LookupError, TypeError, ValueError):
@@ -132,7 +130,11 @@ def _difference(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str
     if not facts.folder:
         return "has no meshctl", install_command(python=python)
     if facts.digest != our_digest():
-        return _other_meshctl(facts), reinstall_command(python)
+        version = facts.version or "of an unknown version"
+        other = f"has meshctl {version}, and this is {__version__}"
+        if facts.version == __version__:
+            other = f"has another meshctl {version}, in {facts.folder}, than this one, in {PACKAGE_DIR}"
+        return f"has {facts.namesake}" if facts.namesake else other, reinstall_command(python)
     for extra, libraries in needed:
         if missing := [name for name in libraries if not _version(facts, name)]:
             return f"lacks {listed(missing)}", install_command(extra, python)
@@ -144,15 +146,6 @@ def _difference(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str
                 wanted = f"has {name} {have}, and meshctl requires {required}"
                 return wanted, install_command(extra, python)
     return "", ""
-
-
-def _other_meshctl(facts: Facts) -> str:
-    """Returns the difference between the meshctl of an interpreter and this one, as the end of a sentence."""
-    if facts.namesake:
-        return f"has {facts.namesake}"
-    if facts.version != __version__:
-        return f"has meshctl {facts.version or 'of an unknown version'}, and this is {__version__}"
-    return f"has another meshctl {__version__}, in {facts.folder}, than this one, in {PACKAGE_DIR}"
 
 
 def _version(facts: Facts, library: str) -> str:

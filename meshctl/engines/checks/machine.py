@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from meshctl import __version__
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
 from meshctl.engines.checks.fork import in_fork, in_one_line
@@ -54,28 +54,27 @@ TASKS, TASKS_PER_WORKER, MAX_TASKS_PER_WORKER = 4, 2, 48
 def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
     """Returns all checks, in the order of the topics. `smi` is the report of nvidia-smi, if it is known."""
     found = list[Check]()
-    for topic in (check_versions, check_network, check_memory, check_limits):
-        found += _guarded(topic.__name__, topic, requirements)
-    found += _guarded("check_devices", lambda asked: check_devices(asked, smi or nvidia_smi()), requirements)
-    found += _guarded("check_disk", _check_disk, requirements)
+    topics: dict[str, Callable[[Requirements], Iterator[Check]]] = {
+        "versions": check_versions,
+        "network": check_network,
+        "memory": check_memory,
+        "limits": check_limits,
+        "devices": lambda asked: check_devices(asked, smi or nvidia_smi()),
+        "disk": _check_disk,
+    }
+    for name, topic in topics.items():
+        try:
+            found += [*topic(requirements)]
+        except Exception as error:  # a bug in a topic prevents no launch
+            problem = f"could not be examined: {in_one_line(error)}"
+            remedy = "this is a bug in meshctl; the machine itself may be fine"
+            found.append(Check(name, "all of it", "warning", problem, remedy))
     return tuple(found)
 
 
 def problems(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
     """Returns the checks that fail, and the warnings."""
     return tuple(check for check in examine(requirements, smi) if check.state != "ok")
-
-
-def _guarded(
-    name: str, topic: Callable[[Requirements], Iterator[Check]], requirements: Requirements
-) -> list[Check]:
-    """Returns the checks of a topic. A bug in it prevents no launch."""
-    try:
-        return list(topic(requirements))
-    except Exception as error:
-        found = f"could not be examined: {in_one_line(error)}"
-        remedy = "this is a bug in meshctl; the machine itself may be fine"
-        return [Check(name.removeprefix("check_"), "all of it", "warning", found, remedy)]
 
 
 def check_versions(_: Requirements) -> Iterator[Check]:
@@ -94,9 +93,8 @@ def check_versions(_: Requirements) -> Iterator[Check]:
 def _version(name: str, version: str, required: str) -> Check:
     found, remedy = f"{version}; meshctl requires {required}", f"pip install '{name}{required}'"
     if not version:
-        return Check(
-            "versions", name, "failure", f"not installed; meshctl requires {required or 'it'}", remedy
-        )
+        found = f"not installed; meshctl requires {required or 'it'}"
+        return Check("versions", name, "failure", found, remedy)
     if is_in_range(version, required):
         return Check("versions", name, "ok", version)
     if is_newer(version, required):
@@ -142,9 +140,8 @@ def _free_memory(requirements: Requirements) -> Check:
     models, copies = requirements.model_bytes, requirements.copy_bytes
     if left < models:
         found += f", and the models on cpu take at least {amount(models)}"
-        return Check(
-            "memory", "memory", "warning", found, f"use smaller models or fewer workers, or {remedy}"
-        )
+        remedy = f"use smaller models or fewer workers, or {remedy}"
+        return Check("memory", "memory", "warning", found, remedy)
     if left < models + copies:
         found += f", and copies of the state for asynchronous checkpoints take at least {amount(copies)}"
         found += f" beside {amount(models)} of models" if models else ""
@@ -163,12 +160,11 @@ def _dev_shm(requirements: Requirements) -> Check:
         free, found = 0, f"cannot be used: {error.strerror}"
     if free >= MIN_SHM_BYTES or len(requirements.devices) < 2:
         return Check("memory", "/dev/shm", "ok", found)
+    found += ": may be too little for DataLoader and NCCL"
     remedy = (
         "docker run --shm-size=8g, or an emptyDir with `medium: Memory`; or delete files of dead processes"
     )
-    return Check(
-        "memory", "/dev/shm", "warning", f"{found}: may be too little for DataLoader and NCCL", remedy
-    )
+    return Check("memory", "/dev/shm", "warning", found, remedy)
 
 
 def check_limits(requirements: Requirements) -> Iterator[Check]:
@@ -200,11 +196,8 @@ def _tasks(workers: int) -> Check:
         found, remedy = "of this user", "raise nproc in /etc/security/limits.conf, or `ulimit -u`"
     else:
         found, remedy = "left in this container or session", "docker run --pids-limit=-1, or TasksMax="
-    found = (
-        f"{min(of_user, left):,} processes and threads {found}"
-        if min(of_user, left) < math.inf
-        else "no limit"
-    )
+    is_limited = min(of_user, left) < math.inf
+    found = f"{min(of_user, left):,} processes and threads {found}" if is_limited else "no limit"
     return _limited("processes", min(of_user, left), found, remedy, workers, least, most)
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.interpreter import groups_of, server_python
+from meshctl.engines.node.worker_env import groups_of, server_python
 from meshctl.hub_cache import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -70,11 +70,6 @@ class Download:
             return f"python -c \"import datasets; datasets.load_dataset('{self.name}')\""
         return f"hf download {self.name}"
 
-    def forbidding_variable(self, environ: Mapping[str, str]) -> str:
-        """Returns the variable that forbids the download; empty if it is allowed."""
-        find_variable = dataset_offline_variable if self.kind == "dataset" else offline_variable
-        return find_variable(environ)
-
 
 def extras_of(plan: Plan, path: Sequence[str], groups: Collection[str]) -> tuple[str, ...]:
     """Returns the extras that components of these groups need."""
@@ -86,16 +81,11 @@ def check_libraries(plan: Plan, path: Sequence[str]) -> None:
     are too old, where its group uses it. `path` lists the folders of the recipe's code."""
     for component, declared in _declared(plan, path, groups_of(plan, path)):
         for extra in declared.extra:
-            if missing := missing_libraries(extra):
-                lacking = f"{component.name} needs {', '.join(missing)}, which {_are(missing)} not installed"
-                raise CannotStart(f"{lacking}: {install_command(extra)}")
-            if outdated := outdated_libraries(extra):
-                needs = f"{component.name} needs {', '.join(outdated)}"
+            missing = missing_libraries(extra)
+            lacking = f", which {'is' if len(missing) == 1 else 'are'} not installed" if missing else ""
+            if wanted := missing or outdated_libraries(extra):
+                needs = f"{component.name} needs {', '.join(wanted)}{lacking}"
                 raise CannotStart(f"{needs}: {install_command(extra)}")
-
-
-def _are(names: Collection[str]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def downloads(
@@ -110,14 +100,19 @@ def downloads(
         python = server_python(plan.group(component.group), path)
         for one in _named(component, declared, environ, python):
             is_dataset = one.kind == "dataset"
-            is_here = (
-                _is_stored(one, declared, folders, environ) if is_dataset else _is_here(one, folders, environ)
-            )
+            if (
+                is_dataset
+            ):  # files or a folder of this machine, which the source reports if it cannot read them
+                is_remote = find(one.name, folders, declared.shipped.suffixes).is_remote
+                is_here = not is_remote or has_dataset(one.name, environ)
+            else:
+                is_here = _is_here(one, folders, environ)
             earlier = found.get((one.name, is_dataset))
             if not is_here and (earlier is None or earlier.kind != "model"):
                 found[one.name, is_dataset] = one
     for one in found.values():
-        if variable := one.forbidding_variable(environ):
+        find_variable = dataset_offline_variable if one.kind == "dataset" else offline_variable
+        if variable := find_variable(environ):
             raise CannotStart(
                 f"{one.what} is not in {one.cache(environ)}, and {variable} forbids to download it: unset "
                 f"{variable}, or run `{one.command}` where the hub can be reached"
@@ -181,12 +176,3 @@ def _is_here(one: Download, folders: Sequence[str], environ: Mapping[str, str]) 
     if not is_hub_name(one.name):
         raise CannotStart(f"{one.what} does not exist: neither in {folders[0]} nor in the working directory")
     return False
-
-
-def _is_stored(
-    one: Download, declared: Declarations, folders: Sequence[str], environ: Mapping[str, str]
-) -> bool:
-    """Returns whether data are files or a folder of this machine, or a dataset in the cache. The source
-    itself reports data that cannot be read."""
-    is_remote = find(one.name, folders, declared.shipped.suffixes).is_remote
-    return not is_remote or has_dataset(one.name, environ)

@@ -17,7 +17,7 @@ from dataclasses import asdict, field, replace
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check, State
+from meshctl.diagnostics import Check, State
 from meshctl.engines.checks.device_files import check_devices, devices_of_workers, requirements_on
 from meshctl.engines.checks.devices import Device, nvidia_smi
 from meshctl.engines.checks.fork import in_one_line
@@ -121,6 +121,10 @@ def examine(
     except CannotStart as error:
         found.append(Check("node", "start", "failure", str(error), CHANGE))
     found += problems(requirements_on(here, str(run.path), needs, node), smi)
+    try:
+        sees = (run.path / nonce).read_text() == nonce
+    except OSError:
+        sees = False
     return {
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -130,7 +134,7 @@ def examine(
             group: _models(smi.devices, [name for key in keys for name in names_in(key)])
             for group, keys in devices_of_workers(here, node).items()
         },
-        "shares_files": _sees(run, nonce),
+        "shares_files": sees,
         "unreached": unreached(peers),
         "problems": [asdict(check) for check in found],
     }
@@ -146,13 +150,6 @@ def failed(error: BaseException) -> dict[str, Any]:
     found = f"it has failed: {in_one_line(error)}"
     check = Check("node", "examination", "warning", found, "look at the node's log")
     return {"host": socket.gethostname(), "problems": [asdict(check)], "is_examined": False}
-
-
-def _sees(run: RunDir, nonce: str) -> bool:
-    try:
-        return (run.path / nonce).read_text() == nonce
-    except OSError:
-        return False
 
 
 def unreached(peers: Mapping[int, str]) -> list[tuple[int, str, str]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
@@ -51,25 +50,23 @@ class Resumed:
     def diagnostics(self) -> Iterator[Diagnostic]:
         """Yields an error for each difference that does not fit the checkpoint, and one note with all
         others."""
-        found = [*differences(self._was(), facts_of(self.plan), self._stateful(), self._saved())]
+        was = Manifest.read(self.checkpoint).plan
+        classes = {one.name: self.facts.class_of(one.name) for one in self.plan.components if not one.frozen}
+        stateful = [
+            name for name, one in classes.items() if one and one.methods.issuperset(STATE_METHODS)
+        ]  # as far as classes can be read
+        saved = sorted(path.name for path in self.checkpoint.iterdir() if path.is_dir())
+        found = [*differences(was, facts_of(self.plan), stateful, saved)]
         is_accepted = {difference: difference.word in self.plan.run.accept for difference in found}
         for difference in found:
             if difference.code and not is_accepted[difference]:
                 yield self._refusal(difference)
         sound = [one.message for one in found if not one.code or is_accepted[one]]
-        if listed := [*sound, *self._changed_code()]:
+        code = was.get("code", {}), code_of(self.plan, self.path)
+        changed = [name for name, digest in code[1].items() if code[0].get(name, digest) != digest]
+        if listed := [*sound, *(f"the code of `{name}` changed" for name in changed)]:
             message = f"this recipe differs from that of the checkpoint of step {self.step}"
             yield Diagnostic("MC725", message, help="; ".join(listed), severity="note")
-        yield from self._changed_meshes()
-
-    def _refusal(self, difference: Difference) -> Diagnostic:
-        message = f"{difference.message} (checkpoint of step {self.step})"
-        help = f"undo the change, or accept it with `run.accept=[{difference.word}]`"
-        is_whole = difference.path[0] != "seed" and len(difference.path) < 3
-        span = self.facts.key(*difference.path) if is_whole else self.facts.value(*difference.path)
-        return Diagnostic(difference.code, message, span, help=help)
-
-    def _changed_meshes(self) -> Iterator[Diagnostic]:
         try:
             for name, reason in changed_meshes(self.plan, self.checkpoint):
                 span = self.facts.value("components", name, "parallel")
@@ -78,23 +75,12 @@ class Resumed:
         except ValueError as error:
             raise CannotStart(str(error)) from error
 
-    def _was(self) -> Mapping[str, Any]:
-        """Returns the facts of the plan that wrote the checkpoint."""
-        return Manifest.read(self.checkpoint).plan
-
-    def _stateful(self) -> list[str]:
-        """Returns the components of the recipe that have state, as far as their classes can be read."""
-        classes = {one.name: self.facts.class_of(one.name) for one in self.plan.components if not one.frozen}
-        return [name for name, found in classes.items() if found and found.methods.issuperset(STATE_METHODS)]
-
-    def _saved(self) -> list[str]:
-        return sorted(path.name for path in self.checkpoint.iterdir() if path.is_dir())
-
-    def _changed_code(self) -> Iterator[str]:
-        was = self._was().get("code", {})
-        for name, digest in code_of(self.plan, self.path).items():
-            if was.get(name, digest) != digest:
-                yield f"the code of `{name}` changed"
+    def _refusal(self, difference: Difference) -> Diagnostic:
+        message = f"{difference.message} (checkpoint of step {self.step})"
+        help = f"undo the change, or accept it with `run.accept=[{difference.word}]`"
+        is_whole = difference.path[0] != "seed" and len(difference.path) < 3
+        span = self.facts.key(*difference.path) if is_whole else self.facts.value(*difference.path)
+        return Diagnostic(difference.code, message, span, help=help)
 
 
 def changed_meshes(plan: Plan, checkpoint: Path) -> Iterator[tuple[str, str]]:

@@ -22,7 +22,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Handle, Job, Rendered
 from meshctl.engines.kubernetes.manifest import (
@@ -31,7 +31,6 @@ from meshctl.engines.kubernetes.manifest import (
     HEAD_FILE,
     JobSetOptions,
     Object,
-    code_folders,
     objects_of,
 )
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
@@ -95,7 +94,7 @@ class JobSetEngine:
     def _objects(
         self, plan: Plan, run: RunDir, start: Start, recipe: str, token: str
     ) -> tuple[Object, Object, Object]:
-        code = code_folders(self._options, start.path)
+        code = (self._options.code,) if self._options.code else start.path  # as the pods see it
         files = {"plan.json": plan.to_json(), "start.json": replace(start, path=code).to_json()}
         if plan.run.elastic:
             files["recipe.yaml"] = recipe
@@ -128,8 +127,10 @@ class JobSetEngine:
             self._kubectl.call("delete", kinds, name, "--ignore-not-found")
             self._kubectl.apply([job_set])
             made = self._kubectl.get(JOB_SETS, name) or {}
-            for one in (config, secret):
-                one["metadata"]["ownerReferences"] = [_owner(name, made)]
+            uid = str(made.get("metadata", {}).get("uid", ""))
+            owner = {"apiVersion": API_VERSION, "kind": "JobSet", "name": name, "uid": uid}
+            for one in (config, secret):  # the cluster deletes them together with the JobSet
+                one["metadata"]["ownerReferences"] = [owner]
             self._kubectl.apply([config, secret])
         except KubectlError as error:
             raise CannotStart(str(error)) from None
@@ -148,12 +149,6 @@ class JobSetEngine:
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
         return ()
-
-
-def _owner(name: str, job_set: Object) -> Object:
-    """Returns the reference by which the cluster deletes an object together with the JobSet."""
-    uid = str(job_set.get("metadata", {}).get("uid", ""))
-    return {"apiVersion": API_VERSION, "kind": "JobSet", "name": name, "uid": uid}
 
 
 class JobSetJob:
@@ -263,7 +258,10 @@ class HeadHandle(ConnectedNodes):
     def close(self) -> None:
         """Keeps the pod until the launcher's machine has the end of the run, which nobody can read once the
         pod has ended. All observers have ended by now, so `state.json` is the last one."""
-        wait_for_copy(self._job.run)
+        run, ended = self._job.run, time.time()
+        if _copied(run) >= ended - RECENT_S:  # a machine copies it
+            while time.time() < ended + WAIT_S and _copied(run) <= ended:
+                time.sleep(POLL_S)
 
 
 RECENT_S = 15.0
@@ -271,16 +269,6 @@ RECENT_S = 15.0
 WAIT_S = 8.0
 """Time that the head waits for the last copy."""
 POLL_S = 0.1
-
-
-def wait_for_copy(run: RunDir) -> None:
-    """Waits until a machine that copies the run directory has the files that are in it now. Returns at once
-    if no machine copies it."""
-    ended = time.time()
-    if _copied(run) < ended - RECENT_S:
-        return
-    while time.time() < ended + WAIT_S and _copied(run) <= ended:
-        time.sleep(POLL_S)
 
 
 def _copied(run: RunDir) -> float:
@@ -302,15 +290,11 @@ class Kubectl:
     context: str = ""
     namespace: str = ""
 
-    def argv(self, *words: str) -> list[str]:
-        """Returns the command line of a command."""
-        options = [*(["--context", self.context] if self.context else [])]
-        options += ["--namespace", self.namespace] if self.namespace else []
-        return ["kubectl", *options, *words]
-
     def call(self, *words: str, given: str = "") -> str:
         """Runs a command with a standard input. Returns its output. Raises `KubectlError`."""
-        argv = self.argv(*words)
+        options = ["--context", self.context] if self.context else []
+        options += ["--namespace", self.namespace] if self.namespace else []
+        argv = ["kubectl", *options, *words]
         try:
             done = subprocess.run(
                 argv, input=given, capture_output=True, text=True, errors="replace", timeout=ANSWER_S

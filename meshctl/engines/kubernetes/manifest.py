@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.host_script import NO_MESHCTL, NO_SETUP
+from meshctl.engines.remote import NO_MESHCTL, NO_SETUP
 from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
@@ -76,6 +76,10 @@ def objects_of(
     metadata["labels"] = labels
     if options.annotations:
         metadata["annotations"] = dict(options.annotations)
+    failure_policy: Object = {"maxRestarts": options.max_restarts}
+    if options.max_restarts:
+        rule = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+        failure_policy["rules"] = [rule]
     job_set = {
         "apiVersion": API_VERSION,
         "kind": "JobSet",
@@ -83,7 +87,7 @@ def objects_of(
         "spec": {
             "coordinator": {"replicatedJob": replicated_job(0), "jobIndex": 0, "podIndex": 0},
             "network": {"enableDNSHostnames": True, "subdomain": subdomain_of(name)},
-            "failurePolicy": _failure_policy(options.max_restarts),
+            "failurePolicy": failure_policy,
             "replicatedJobs": [
                 _replicated_job(options, plan, run, name, index, nodes)
                 for index, nodes in enumerate(node_sets(plan))
@@ -99,13 +103,6 @@ def objects_of(
         "stringData": {TOKEN_KEY: token},
     }
     return job_set, config, secret
-
-
-def _failure_policy(restarts: int) -> Object:
-    if not restarts:
-        return {"maxRestarts": 0}
-    rule = {"name": "failed", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
-    return {"maxRestarts": restarts, "rules": [rule]}
 
 
 def _replicated_job(
@@ -157,14 +154,16 @@ def _scheduler(options: JobSetOptions) -> str:
 
 def _pod(options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int, nodes: NodeSet) -> Object:
     claims = {_volume_name(key): volume for key, volume in (options.volumes or {}).items()}
-    shm = {"medium": "Memory", "sizeLimit": _amount(options.shm_bytes(plan, nodes))}
+    size = f"{-(-options.shm_bytes(plan, nodes) // MIB)}Mi"  # a quantity of Kubernetes, rounded up
     pod: Object = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": options.grace_s(plan),
+        "terminationGracePeriodSeconds": round(
+            plan.run.grace + GRACE_S if options.grace is None else options.grace
+        ),
         "containers": [_container(options, plan, run, name, index, nodes)],
         "volumes": [
             {"name": "meshctl-files", "configMap": {"name": name}},
-            {"name": "meshctl-shm", "emptyDir": shm},
+            {"name": "meshctl-shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
             *(
                 {"name": key, "persistentVolumeClaim": {"claimName": volume["claim"]}}
                 for key, volume in claims.items()
@@ -187,7 +186,9 @@ def _pod(options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int,
 def _container(
     options: JobSetOptions, plan: Plan, run: RunDir, name: str, index: int, nodes: NodeSet
 ) -> Object:
-    limits = {**options.device_limits(nodes), **(options.resources or {})}
+    names = {**RESOURCES, **(options.device_resources or {})}
+    limits = {names[kind]: str(count) for kind, count in nodes.devices.items() if kind in names}
+    limits |= options.resources or {}
     mounts: list[Object] = [
         {"name": "meshctl-files", "mountPath": FILES, "readOnly": True},
         {"name": "meshctl-shm", "mountPath": "/dev/shm"},
@@ -200,7 +201,7 @@ def _container(
         "image": options.image,
         "imagePullPolicy": options.pull_policy,
         "command": ["sh", "-c", script_of(options, plan, options.folder(plan, run), index)],
-        "env": _environment(name) + options.secret_variables(),
+        "env": list(_environment(options, name)),
         "ports": [{"name": "head", "containerPort": options.port, "protocol": "TCP"}] if index == 0 else [],
         "resources": {"requests": limits, "limits": limits} if limits else {},
         "volumeMounts": mounts,
@@ -212,21 +213,16 @@ def _volume_name(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def _amount(size_bytes: int) -> str:
-    """Returns a size as a quantity of Kubernetes, rounded up to MiB."""
-    return f"{-(-size_bytes // (1 << 20))}Mi"
-
-
-def _environment(name: str) -> list[Object]:
-    def field(path: str) -> Object:
-        return {"fieldRef": {"fieldPath": path}}
-
-    token = {"secretKeyRef": {"name": name, "key": TOKEN_KEY}}
-    return [
-        {"name": TOKEN_VARIABLE, "valueFrom": token},
-        {"name": "POD_IP", "valueFrom": field("status.podIP")},
-        {"name": "COORDINATOR", "valueFrom": field(f"metadata.annotations['{COORDINATOR}']")},
-    ]
+def _environment(options: JobSetOptions, name: str) -> Iterator[Object]:
+    """Yields the environment variables of the pods, with those that have keys of Secrets as values."""
+    yield {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": TOKEN_KEY}}}
+    coordinator = f"metadata.annotations['{COORDINATOR}']"
+    for variable, path in (("POD_IP", "status.podIP"), ("COORDINATOR", coordinator)):
+        yield {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+    for text in options.env_from:
+        if one := SECRET_KEY.fullmatch(text):
+            secret = {"name": one["secret"], "key": one["key"]}
+            yield {"name": one["variable"] or one["key"], "valueFrom": {"secretKeyRef": secret}}
 
 
 def script_of(options: JobSetOptions, plan: Plan, folder: PurePosixPath, index: int) -> str:
@@ -318,35 +314,9 @@ class JobSetOptions:
     def shm_bytes(self, plan: Plan, nodes: NodeSet) -> int:
         """Returns the size of /dev/shm of each pod of some nodes, in bytes. Batches are not there: they wait
         in memory that has no file."""
-        workers = sum(_workers_on(plan, name, nodes) for name in nodes.groups)
+        first, last = nodes.nodes[0][0], nodes.nodes[-1][1]
+        workers = 0  # the greatest number of each group on one of the nodes
+        for name in nodes.groups:
+            runs = [run for run in plan.node_runs(name) if run.first_node < last and run.last_node >= first]
+            workers += max(run.each for run in runs)
         return self.shm_size or SHM_BYTES + WORKER_SHM_BYTES * workers
-
-    def device_limits(self, nodes: NodeSet) -> dict[str, str]:
-        """Returns resource -> count of the devices of each pod of some nodes."""
-        names = {**RESOURCES, **(self.device_resources or {})}
-        return {names[kind]: str(count) for kind, count in nodes.devices.items() if kind in names}
-
-    def grace_s(self, plan: Plan) -> int:
-        return round(plan.run.grace + GRACE_S if self.grace is None else self.grace)
-
-    def secret_variables(self) -> list[dict[str, Any]]:
-        """Returns the environment variables that have keys of Secrets as values."""
-        found = [match for text in self.env_from if (match := SECRET_KEY.fullmatch(text))]
-        return [
-            {
-                "name": one["variable"] or one["key"],
-                "valueFrom": {"secretKeyRef": {"name": one["secret"], "key": one["key"]}},
-            }
-            for one in found
-        ]
-
-
-def code_folders(options: JobSetOptions, path: Sequence[str]) -> tuple[str, ...]:
-    """Returns the folders of the recipe's code as the pods see them; `path` are those of the launcher."""
-    return (options.code,) if options.code else tuple(path)
-
-
-def _workers_on(plan: Plan, group: str, nodes: NodeSet) -> int:
-    """Returns the greatest number of workers of a group on one of the nodes."""
-    first, last = nodes.nodes[0][0], nodes.nodes[-1][1]
-    return max(run.each for run in plan.node_runs(group) if run.first_node < last and run.last_node >= first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
@@ -35,21 +35,17 @@ class Pod:
 
     @property
     def name(self) -> str:
-        return str(self._meta.get("name", ""))
+        return str(self.meta.get("name", ""))
 
     @property
     def job(self) -> str:
         """The replicated job."""
-        return str(self._meta.get("labels", {}).get(JOB_LABEL, ""))
+        return str(self.meta.get("labels", {}).get(JOB_LABEL, ""))
 
     @property
     def index(self) -> int:
-        given = self._meta.get("labels", {}).get(INDEX) or self._meta.get("annotations", {}).get(INDEX)
+        given = self.meta.get("labels", {}).get(INDEX) or self.meta.get("annotations", {}).get(INDEX)
         return int(given) if str(given).isdigit() else -1
-
-    @property
-    def created(self) -> str:
-        return str(self._meta.get("creationTimestamp", ""))
 
     @property
     def phase(self) -> str:
@@ -58,7 +54,7 @@ class Pod:
     @property
     def is_deleted(self) -> bool:
         """True if somebody has asked for its deletion."""
-        return "deletionTimestamp" in self._meta
+        return "deletionTimestamp" in self.meta
 
     @property
     def is_waiting(self) -> bool:
@@ -74,7 +70,8 @@ class Pod:
                 return _joined(condition.get("reason"), condition.get("message"))
         if self.is_deleted and self.phase != "Succeeded":
             return f"{ENDED}deleted"
-        for state in self._container_states:
+        for status in self._status.get("containerStatuses", ()):
+            state = status.get("state", {})
             if ended := state.get("terminated"):
                 return _ended(ended)
             waiting = state.get("waiting") or {}
@@ -86,7 +83,7 @@ class Pod:
         return ""
 
     @property
-    def _meta(self) -> Object:
+    def meta(self) -> Object:
         found: Object = self.data.get("metadata", {})
         return found
 
@@ -94,11 +91,6 @@ class Pod:
     def _status(self) -> Object:
         found: Object = self.data.get("status", {})
         return found
-
-    @property
-    def _container_states(self) -> Iterator[Object]:
-        for status in self._status.get("containerStatuses", ()):
-            yield status.get("state", {})
 
 
 def _joined(reason: object, message: object) -> str:
@@ -141,7 +133,7 @@ class Seen:
     def head(self, job: str) -> Pod | None:
         """Returns the newest pod of the head: that of a restart, if there was one."""
         found = [pod for pod in self.pods if (pod.job, pod.index) == (job, 0)]
-        return max(found, key=lambda pod: pod.created, default=None)
+        return max(found, key=lambda pod: str(pod.meta.get("creationTimestamp", "")), default=None)
 
     def lost(self) -> dict[str, str]:
         """Returns pod -> why it was ended from outside. When the JobSet has failed, its controller deletes

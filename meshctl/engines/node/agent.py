@@ -19,11 +19,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.distributed import DistError, Store
 from torch.distributed.elastic.agent.server.api import (
@@ -41,10 +39,9 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from meshctl.engines.checks.cgroup import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
-from meshctl.engines.node import task
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.progress import recorded_workers
-from meshctl.engines.node.rendezvous import Meeting, PlannedRendezvous, connect
+from meshctl.engines.node.rendezvous import PlannedRendezvous
 from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.termination import GRACE_S
 from meshctl.engines.node.worker_env import AgentJob
@@ -57,40 +54,27 @@ POLL_S = 0.1
 """Seconds between two reads of the store. The end of a worker is noticed at once."""
 
 
-def requests_of(job: AgentJob) -> tuple[SpawnRequest, ...]:
-    """Returns the requests to the fork server, without torchrun's variables."""
-    argv, cwd, recorded = job.argv, job.cwd, recorded_workers(job.plan, job.node)
-    return tuple(
-        SpawnRequest(
-            member.local_rank,
-            f"{job.name}:{member.rank}",
-            job.variables(member),
-            argv,
-            cwd,
-            job.start.terminal if job.start.debug == f"{job.name}:{member.rank}" else "",
-            -1 if job.group.program else recorded.index((job.name, member.rank)),
-            str(scratch_folder(job.stores.token, job.node)),
-        )
-        for member in job.members
-    )
-
-
 class GroupAgent(SimpleElasticAgent):
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        job: AgentJob,
-        requests: Sequence[SpawnRequest],
-        server: Client,
-        outputs: Outputs,
-        journal: Journal,
-        stop: StoreClient | None,
-    ) -> None:
-        """`stop` is the store in which the head may request a program to end; None for other groups."""
+    def __init__(self, job: AgentJob, server: Client, outputs: Outputs, journal: Journal) -> None:
+        program, argv = job.group.program, job.argv
+        spec = WorkerSpec(
+            role=DEFAULT_ROLE if program else job.name,
+            local_world_size=len(job.members),
+            rdzv_handler=PlannedRendezvous(job),
+            entrypoint=" ".join(argv or ("meshctl.runtime.worker",)),
+            max_restarts=0,
+            monitor_interval=1e-4,
+        )
         super().__init__(spec, exit_barrier_timeout=60)
-        self._job, self._requests, self._server, self._outputs = job, requests, server, outputs
-        self._journal, self._stop = journal, stop
-        self._starter = _open_process(job.starter)
+        self._job, self._server, self._outputs, self._journal = job, server, outputs, journal
+        is_asked, prefix = program is not None and not program.service, f"run/{job.start.attempt}/"
+        self._stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
+        """The store in which the head may request a program to end; None for other groups."""
+        self._starter: int | None = None
+        """A descriptor that is readable once the process has ended that has started the node process."""
+        if job.starter:
+            with suppress(OSError):
+                self._starter = os.pidfd_open(job.starter)
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._kills = kills_for_memory()
@@ -109,12 +93,18 @@ class GroupAgent(SimpleElasticAgent):
         ]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, int]:
-        outputs = self._outputs.descriptors
-        for member, request, output in zip(worker_group.workers, self._requests, outputs, strict=True):
-            env = {**request.env, **self._torchrun(worker_group, member)}
-            self._server.start(replace(request, env=env), output)
+        job, outputs = self._job, self._outputs.descriptors
+        argv, cwd, recorded = job.argv, job.cwd, recorded_workers(job.plan, job.node)
+        scratch = str(scratch_folder(job.stores.token, job.node))
+        for worker, member, output in zip(worker_group.workers, job.members, outputs, strict=True):
+            name = f"{job.name}:{member.rank}"
+            env = {**job.variables(member), **self._torchrun(worker_group, worker)}
+            terminal = job.start.terminal if job.start.debug == name else ""
+            record = -1 if job.group.program else recorded.index((job.name, member.rank))
+            request = SpawnRequest(member.local_rank, name, env, argv, cwd, terminal, record, scratch)
+            self._server.start(request, output)
             self._receive(0)  # keeps the socket from filling with answers while requests are sent
-        while len(self._pids) < len(self._requests):
+        while len(self._pids) < len(job.members):
             self._receive(1.0)
         return dict(self._pids)
 
@@ -150,9 +140,8 @@ class GroupAgent(SimpleElasticAgent):
             return RunResult(state=WorkerState.FAILED)
         if self._running:
             return RunResult(state=WorkerState.HEALTHY)
-        return RunResult(
-            state=WorkerState.SUCCEEDED, return_values={member.rank: None for member in self._job.members}
-        )
+        results = {member.rank: None for member in self._job.members}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=results)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()
@@ -163,15 +152,13 @@ class GroupAgent(SimpleElasticAgent):
         numbers = [signal.SIGTERM, signal.SIGKILL]
         if is_in_job() and not self._job.group.program:
             numbers.remove(signal.SIGTERM)
-        try:
+        with suppress(ServerGone):  # the server has died, and its workers with it
             for number in numbers:
                 if self._running:
                     self._signal(number)
                 end = time.monotonic() + GRACE_S
                 while self._running and time.monotonic() < end:
                     self._receive(end - time.monotonic())
-        except ServerGone:
-            pass  # the server has died, and its workers with it
 
     @property
     def _running(self) -> bool:
@@ -193,7 +180,9 @@ class GroupAgent(SimpleElasticAgent):
                     self._journal.write("started", rank=self._job.members[key].rank, pid=pid)
                 case Ended(key, pid, code, was_signalled):
                     was_stopped = was_signalled and (code >= 0 or -code in self._sent)
-                    self._codes[key] = code
+                    self._codes[key], memory = code, dict[str, Any]()
+                    if code == -signal.SIGKILL and not was_stopped and kills_for_memory() > self._kills:
+                        self._kills, memory = kills_for_memory(), {"out_of_memory": True}
                     self._outputs.wait_written(key)  # the head reads the log when it knows of the end
                     self._journal.write(
                         "exited",
@@ -201,17 +190,8 @@ class GroupAgent(SimpleElasticAgent):
                         pid=pid,
                         code=code,
                         stopped=was_stopped,
-                        **self._memory(code, was_stopped),
+                        **memory,
                     )
-
-    def _memory(self, code: int, was_stopped: bool) -> dict[str, Any]:
-        """Returns `out_of_memory` for a worker that the kernel has killed because memory ran out."""
-        if code != -signal.SIGKILL or was_stopped:
-            return {}
-        if (kills := kills_for_memory()) <= self._kills:
-            return {}
-        self._kills = kills
-        return {"out_of_memory": True}
 
     def _construct_event(self, state: str, source: EventSource, *_: object, **__: object) -> Event:
         """Replaces torchelastic's method, which resolves the host's full name at each call and takes seconds
@@ -219,20 +199,12 @@ class GroupAgent(SimpleElasticAgent):
         return Event(f"torchelastic.worker.status.{state}", source=source)
 
 
-def become_agent(
-    job: AgentJob, client: Client, outputs: Outputs, parent: int, keep: Sequence[int]
-) -> NoReturn:
-    """Turns a forked copy of the node process into an agent. Never returns."""
-    run = partial(run_agent, job, client, outputs)
-    task.become(f"mesh {job.name}/{job.node}", parent, str(job.log), keep, run)
-
-
 def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
     """Runs an agent from start to end; returns its exit code."""
     _log_to(job.log)
     journal = Journal(job.run.journal(f"agent-{job.name}-{job.node}"), job.name)
     try:
-        agent = _agent(job, server, outputs, journal)
+        agent = GroupAgent(job, server, outputs, journal)
         for number in (signal.SIGINT, signal.SIGHUP, *(() if is_in_job() else (signal.SIGTERM,))):
             signal.signal(number, _raise_once)
         return 1 if agent.run().is_failed() else 0
@@ -245,33 +217,6 @@ def run_agent(job: AgentJob, server: Client, outputs: Outputs) -> int:
         return 1
     finally:
         server.close()
-
-
-def _agent(job: AgentJob, server: Client, outputs: Outputs, journal: Journal) -> GroupAgent:
-    program = job.group.program
-    requests = requests_of(job)
-    nodes, generation = job.plan.nodes_of(job.name), job.generations.get(job.name, 0)
-    meeting = Meeting(job.stores.torch, job.start.attempt, job.name, nodes, job.node, generation)
-    spec = WorkerSpec(
-        role=DEFAULT_ROLE if program else job.name,
-        local_world_size=len(requests),
-        rdzv_handler=PlannedRendezvous(meeting, connect(meeting), own_store=program is not None),
-        entrypoint=" ".join(requests[0].argv or ("meshctl.runtime.worker",)),
-        max_restarts=0,
-        monitor_interval=1e-4,
-    )
-    is_asked = program is not None and not program.service
-    prefix = f"run/{job.start.attempt}/"
-    stop = StoreClient(job.stores.control, job.stores.token, prefix) if is_asked else None
-    return GroupAgent(spec, job, requests, server, outputs, journal, stop)
-
-
-def _open_process(pid: int) -> int | None:
-    """Returns a descriptor that is readable once a process has ended; None if it is unknown or has ended."""
-    try:
-        return os.pidfd_open(pid) if pid else None
-    except OSError:
-        return None
 
 
 def _raise_once(number: int, _: object) -> None:

@@ -9,8 +9,8 @@ It is a part of the node process.
     agent to server    {"start": 1, "name": "train:1", "env": {...}, "argv": [...] | null, "cwd": PATH}
                        with the descriptor of its stdout and stderr
                        {"signal": 15, "key": 1}
-    server to agent    {"started": 1, "pid": 4711}
-                       {"ended": 1, "pid": 4711, "code": -9, "was_signalled": false}
+    server to agent    {"key": 1, "pid": 4711}
+                       {"key": 1, "pid": 4711, "code": -9, "was_signalled": false}
                        code is 0 or more: exit code; negative: signal
 
 A worker with `argv` runs that command line by exec; a worker without it calls the server's worker function.
@@ -31,9 +31,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
@@ -118,26 +119,18 @@ class Client:
                 if reports:
                     break
                 raise ServerGone("the fork server is gone")
-            reports.append(_report(json.loads(packet)))
+            message = json.loads(packet)
+            reports.append(Ended(**message) if "code" in message else Started(**message))
         return reports
 
     def close(self) -> None:
         self._socket.close()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def _send(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], list(descriptors))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ServerGone("the fork server is gone") from error
-
-
-def _report(message: Mapping[str, Any]) -> Started | Ended:
-    if "started" in message:
-        return Started(message["started"], message["pid"])
-    return Ended(message["ended"], message["pid"], message["code"], message["was_signalled"])
 
 
 def agent_sockets() -> tuple[socket.socket, socket.socket]:
@@ -204,8 +197,9 @@ class ForkServer:
 
     def _read_request(self, agent: socket.socket) -> None:
         """Serves a request, unless the agent has died since it sent the request."""
-        packet, outputs = b"", list[int]()
-        if not _is_hung_up(agent):
+        packet, outputs, poller = b"", list[int](), select.poll()
+        poller.register(agent, 0)  # a hang-up is always reported
+        if not poller.poll(0):
             with suppress(ConnectionResetError):
                 packet, outputs, _, _ = socket.recv_fds(agent, PACKET_BYTES_MAX, 1)
         if not packet:
@@ -236,29 +230,20 @@ class ForkServer:
                     _become(request, output, self._worker, server, self._records)
         except OSError as error:
             os.write(output, f"meshctl: {request.name} could not be started: {error}\n".encode())
-            self._refuse(agent, request)
+            # for lack of memory or of pids; reported as ended
+            self._send(agent, {"key": request.start, "pid": 0})
+            self._send_end(agent, request.start, 0, 127)
         else:
             self._children[pid] = _Child(agent, request.start, request.record)
-            self._send(agent, {"started": request.start, "pid": pid})
-
-    def _refuse(self, agent: socket.socket, request: SpawnRequest) -> None:
-        """Reports a worker that could not be forked, for lack of memory or of pids, as ended."""
-        self._send(agent, {"started": request.start, "pid": 0})
-        self._send_end(agent, request.start, 0, 127)
+            self._send(agent, {"key": request.start, "pid": pid})
 
     def _send_end(self, agent: socket.socket, key: int, pid: int, code: int) -> None:
         signalled = pid in self._signalled
-        self._send(agent, {"ended": key, "pid": pid, "code": code, "was_signalled": signalled})
+        self._send(agent, {"key": key, "pid": pid, "code": code, "was_signalled": signalled})
 
     def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read reports the end of file
             agent.send(json.dumps(message).encode())
-
-
-def _is_hung_up(agent: socket.socket) -> bool:
-    poller = select.poll()
-    poller.register(agent, 0)  # a hang-up is always reported
-    return bool(poller.poll(0))
 
 
 class Wakeup:
@@ -375,13 +360,6 @@ def default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def redirect_to_file(log: str) -> None:
-    """Appends stdout and stderr to the file `log`, whose folder is made if it is missing, and makes stdin
-    empty."""
-    os.makedirs(os.path.dirname(log), exist_ok=True)
-    redirect(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
-
-
 def redirect(target: int, terminal: str = "") -> None:
     """Makes the descriptor `target` stdout and stderr, and makes stdin empty. With a `terminal`, all three
     streams are the terminal."""
@@ -420,3 +398,97 @@ def _call(worker: WorkerMain) -> int:
     code = worker(os.environ)
     del inherited
     return code
+
+
+# Other children of the node process
+
+
+BUG = 70
+"""Exit code of a task that raises an exception."""
+
+
+class Task:
+    """A child that does one task: an examination, a download, the call of other nodes. The node process must
+    not wait for a disk, a driver or a network itself. It reaps the child.
+
+        task = Task("meshctl-check", log, call)      # forks a child, which calls `call(writer)`
+        for message in task.receive(): ...           # what it has reported, whenever its pipe is readable
+
+    The child reports over a pipe, one JSON object a line."""
+
+    def __init__(self, title: str, log: str, call: Callable[[int], int]) -> None:
+        """Forks the child, whose output goes to the file `log`. `call` gets the writing end of the pipe, and
+        returns the exit code."""
+        self._reader, writer = os.pipe()
+        self._received = b""
+        parent = os.getpid()
+        flush()
+        with blocked_signals():
+            self.pid = os.fork()
+            if not self.pid:
+                become(title, parent, log, [writer], partial(call, writer))
+        os.close(writer)
+        self.is_open = True
+        """True if the child may still report."""
+        self.messages: list[dict[str, Any]] = []
+        """All that it has reported."""
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Returns the reports that have arrived. The caller waits until the pipe is readable or the child has
+        ended."""
+        if self.is_open:
+            data = os.read(self._reader, 1 << 16)
+            self._received += data
+            if not data:
+                self.close()
+        *lines, self._received = self._received.split(b"\n")
+        found = [json.loads(line) for line in lines]
+        self.messages += found
+        return found
+
+    def close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            os.close(self._reader)
+
+
+def report(writer: int, message: Mapping[str, Any]) -> None:
+    """Sends a message from the child to the node process."""
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(writer, data) :]
+
+
+def become(
+    title: str,
+    parent: int,
+    log: str,
+    keep: Sequence[int],
+    task: Callable[[], int],
+    by: signal.Signals = signal.SIGKILL,
+) -> NoReturn:
+    """Runs a task in a forked child, and exits with the code that it returns. Never returns.
+
+    The child dies with `parent`, by the signal `by`; 0 for none. Its output goes to the file `log`; empty for
+    that of the parent. Of the inherited files it keeps the descriptors `keep`.
+    """
+    code = BUG
+    try:
+        os.setsid()
+        default_signals()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if parent:
+            process.die_with(parent, by)
+        process.set_title(title)
+        if log:
+            os.makedirs(os.path.dirname(log), exist_ok=True)
+            redirect(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+        process.close_files(keep)
+        code = task()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        leave(code)

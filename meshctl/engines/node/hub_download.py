@@ -3,7 +3,7 @@ worker starts.
 
 The download runs in a child of the node process, because the libraries start threads. For a component of a
 group with another interpreter the child becomes that interpreter by exec, because the launcher's may lack
-the libraries. The child (`task`) reports
+the libraries. The child (`forkserver.Task`) reports
 
     {"name": NAME, "received": BYTES, "total": BYTES}      progress; `total` grows while files are listed
     {"error": TEXT}                                        the reason why a name could not be downloaded
@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from meshctl.engines.checks.models import Download
-from meshctl.engines.node import task
-from meshctl.engines.node.interpreter import environ_of
+from meshctl.engines.node import forkserver
+from meshctl.engines.node.worker_env import environ_of
 from meshctl.hub_cache import missing_weights
 from meshctl.package import install_command
 from meshctl.run import process
@@ -45,24 +45,13 @@ def download_in_task(wanted: Sequence[Download], writer: int, python: str = sys.
     """Downloads what components of this interpreter, `python`, need, and then executes the next interpreter
     for the others. Returns the exit code of the process."""
     others = [one for one in wanted if one.python != python]
-    code = download_all([one for one in wanted if one.python == python], partial(task.report, writer))
+    code = download_all([one for one in wanted if one.python == python], partial(forkserver.report, writer))
     if code == 0 and others:
-        _exec(others, writer)
+        python = others[0].python
+        os.set_inheritable(writer, True)
+        words = [str(writer), json.dumps([asdict(one) for one in others])]
+        os.execve(python, [python, "-P", "-m", MODULE, *words], environ_of(python, os.environ))
     return code
-
-
-def _exec(wanted: Sequence[Download], writer: int) -> NoReturn:
-    """Replaces this process by the interpreter of the first download."""
-    python = wanted[0].python
-    os.set_inheritable(writer, True)
-    words = [str(writer), json.dumps([asdict(one) for one in wanted])]
-    os.execve(python, [python, "-P", "-m", MODULE, *words], environ_of(python, os.environ))
-
-
-def main(writer: int, wanted: Sequence[Download]) -> int:
-    """Continues in the interpreter of the first download. Returns the exit code."""
-    process.set_title(TITLE)
-    return download_in_task(wanted, writer, wanted[0].python)
 
 
 def download_all(wanted: Sequence[Download], report: Report) -> int:
@@ -78,24 +67,14 @@ def download_all(wanted: Sequence[Download], report: Report) -> int:
 
 
 def download(one: Download, report: Report) -> None:
-    """Downloads a model, tokenizer or dataset to its cache."""
+    """Downloads a model, a tokenizer, or all splits of the default config of a dataset, which it converts for
+    the workers. A model without safetensors files is downloaded with its `.bin` files."""
     if one.kind == "dataset":
-        _download_dataset(one.name)
-    else:
-        _download_model(one, report)
+        import datasets
 
-
-def _download_dataset(name: str) -> None:
-    """Downloads all splits of the default config of a dataset, and converts them for the workers."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.load_dataset(name)
-
-
-def _download_model(one: Download, report: Report) -> None:
-    """Downloads a model or tokenizer. A model without safetensors files is downloaded with its `.bin`
-    files."""
+        datasets.disable_progress_bars()
+        datasets.load_dataset(one.name)
+        return
     from huggingface_hub import snapshot_download
 
     has_weights, ignored = one.kind == "model", list(IGNORED_PATTERNS)
@@ -145,4 +124,6 @@ def _failure(one: Download, error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), [Download(**one) for one in json.loads(sys.argv[2])]))
+    process.set_title(TITLE)
+    others = [Download(**one) for one in json.loads(sys.argv[2])]
+    sys.exit(download_in_task(others, int(sys.argv[1]), others[0].python))

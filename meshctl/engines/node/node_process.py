@@ -41,13 +41,11 @@ from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.connection import BEAT_S, JOIN_S, beat_s, join
 from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.forwarding import EVENTS_S, EventForwarding
-from meshctl.engines.node import forkserver, hub_download, stacks, task, termination
-from meshctl.engines.node.agent import become_agent
-from meshctl.engines.node.forkserver import Client, ForkServer, Wakeup, agent_sockets
-from meshctl.engines.node.progress import POLL_S, Records
+from meshctl.engines.node import forkserver, hub_download, termination
+from meshctl.engines.node.agent import run_agent
+from meshctl.engines.node.forkserver import Client, ForkServer, Task, Wakeup, agent_sockets
+from meshctl.engines.node.progress import POLL_S, STACKS_POLL_S, Records, StackRequests, is_stopped
 from meshctl.engines.node.scratch import Scratch, remove_scratch
-from meshctl.engines.node.stacks import StackRequests
-from meshctl.engines.node.task import Task
 from meshctl.engines.node.worker_env import AgentJob, Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
 from meshctl.network.addresses import interface_of, joined, listen
@@ -121,13 +119,13 @@ class NodeProcess:
         self._silence_s = 0.0
         """The seconds of the head's silence when it was lost."""
         self._has_passed_request = False
-        """True if the head knows that a scheduler ends the job."""
+        """True if the head knows that a scheduler ends the job. It ends the run in order."""
         self._last_seen = time.monotonic()
         self._events = EventForwarding(job.run.events) if job.path else None
         self._beat = -math.inf
         """The time of the last beat. The first one, which has the pid of this process, is due at once."""
         self._stopped: list[tuple[str, int]] = []
-        """The stopped agents that were reported last."""
+        """The agents that are stopped (SIGSTOP), with their pids, as they were reported last."""
         self._looked = -math.inf
         """The time of the last look at the agents."""
 
@@ -143,7 +141,9 @@ class NodeProcess:
             ready, writable, _ = select.select(self._reading(), sending, [], self._poll_s)
             self._keep_lease(before)
             self._wakeup.clear()
-            self._pass_request()
+            if self._wakeup.request and not self._has_passed_request:
+                self._has_passed_request = True
+                self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
             if writable:
                 self._connection.flush()
             if self._listener and self._listener in ready:
@@ -166,7 +166,9 @@ class NodeProcess:
         if self._wakeup.is_ending and self._lease_s and not self._is_leaving:
             self._report("ending")
         if not self._is_leaving and not self._wakeup.is_ending:
-            print(f"error: node {self._job.node} ends: {self._why_lost}", file=sys.stderr, flush=True)
+            silent = f"has been silent for {self._silence_s:.0f} s" if self._silence_s else ""
+            lost = f"the head at {self._job.head} {silent or 'has closed the connection'}"
+            print(f"error: node {self._job.node} ends: {lost}", file=sys.stderr, flush=True)
         termination.kill_children(spare=[self._logs.pid])
         self._scratch.release()
         self._logs.close()
@@ -175,7 +177,6 @@ class NodeProcess:
         return self._code if self._is_leaving else ENDED_BY_HEAD if is_in_job() else FAILED
 
     def _reading(self) -> list[Any]:
-        """Returns the files that this process reads."""
         tasks = (self._download, self._examination)
         return [
             self._wakeup,
@@ -187,25 +188,12 @@ class NodeProcess:
         ]
 
     @property
-    def _why_lost(self) -> str:
-        head = f"the head at {self._job.head}"
-        if self._silence_s:
-            return f"{head} has been silent for {self._silence_s:.0f} s"
-        return f"{head} has closed the connection"
-
-    @property
     def _poll_s(self) -> float:
         if self._stacks.is_open:
-            return stacks.POLL_S
+            return STACKS_POLL_S
         if self._events and self._attempt:
             return EVENTS_S
         return POLL_S if self._records.is_open else beat_s(self._lease_s)
-
-    def _pass_request(self) -> None:
-        """Passes the first signal of the scheduler to the head, once. The head ends the run in order."""
-        if self._wakeup.request and not self._has_passed_request:
-            self._has_passed_request = True
-            self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
 
     def _keep_lease(self, before: float) -> None:
         """Sends a beat to the head when one is due, and closes the connection when the head has been silent
@@ -271,7 +259,6 @@ class NodeProcess:
                 self._connection.send({"type": "examined", "facts": facts})
 
     def _report_download(self, download: Task) -> None:
-        """Sends what a download reports to the head."""
         for message in download.receive():
             self._report("unfit" if "error" in message else "download", **message)
 
@@ -378,7 +365,8 @@ class NodeProcess:
             pid = os.fork()
             if not pid:
                 keep = [*self._job.keep, theirs.fileno(), *outputs.descriptors]
-                become_agent(job, Client(theirs), outputs, parent, keep)
+                run = partial(run_agent, job, Client(theirs), outputs)
+                forkserver.become(f"mesh {job.name}/{job.node}", parent, str(job.log), keep, run)
         theirs.close()
         outputs.close()
         attempt.agents[pid] = job.name
@@ -398,12 +386,7 @@ class NodeProcess:
         if self._download and groups is None:
             os.kill(self._download.pid, number)
         if number == signal.SIGKILL and groups is None:
-            self._kill_leftovers()
-
-    def _kill_leftovers(self) -> None:
-        """Kills all workers and orphans: every child except agents."""
-        agents = self._attempt.agents if self._attempt else {}
-        termination.kill_children(spare=[self._logs.pid, *agents])
+            termination.kill_children(spare=[self._logs.pid, *self._attempt.agents])
 
     def _reap(self) -> None:
         for pid, code in self._server.reap():
@@ -420,7 +403,7 @@ class NodeProcess:
     def _end_attempt(self) -> None:
         is_started = self._attempt and not self._attempt.waiting and not self._download
         if self._attempt and is_started and not self._attempt.agents and self._server.is_idle:
-            self._kill_leftovers()
+            termination.kill_children(spare=[self._logs.pid])
             self._logs.end_attempt()
             self._report_logs()
             self._report("ended", generations=self._attempt.generations)
@@ -439,14 +422,10 @@ class NodeProcess:
             self._report("progress", workers=[*failed, *stand], moved=move)
         if found := self._stacks.poll(time.monotonic()):
             self._report("stacks", workers=found)
-        self._report_stopped(time.monotonic())
-
-    def _report_stopped(self, now: float) -> None:
-        """Reports the agents that are stopped (SIGSTOP), with their pids, each time that they change."""
-        if self._attempt and now - self._looked >= POLL_S:
+        if self._attempt and (now := time.monotonic()) - self._looked >= POLL_S:
             self._looked = now
             agents = self._attempt.agents.items()
-            stopped = [(f"the agent of {group}", pid) for pid, group in agents if stacks.is_stopped(pid)]
+            stopped = [(f"the agent of {group}", pid) for pid, group in agents if is_stopped(pid)]
             if stopped != self._stopped:
                 self._stopped = stopped
                 self._report("stopped", processes=stopped)
@@ -474,7 +453,7 @@ def _examine(run: RunDir, node: int, message: Message, writer: int) -> int:
         facts = on_node.examine(plan, run, start, node, needs, message["nonce"], peers)
     except Exception as error:  # a bug in a check prevents no launch
         facts = on_node.failed(error)
-    task.report(writer, facts)
+    forkserver.report(writer, facts)
     return OK
 
 
@@ -513,4 +492,4 @@ def fork(job: NodeJob) -> int:
     if pid := os.fork():
         gc.unfreeze()
         return pid
-    task.become(forkserver.TITLE, parent, job.log, job.keep, partial(serve, job), signal.SIGTERM)
+    forkserver.become(forkserver.TITLE, parent, job.log, job.keep, partial(serve, job), signal.SIGTERM)

@@ -7,14 +7,13 @@ text, because importing them may have side effects that belong in workers. Impor
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
 from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
+from meshctl.recipe.code.digests import imported_modules, module_file
 
 OURS = str(PACKAGE_DIR.parent)
 """The folder that contains the package meshctl, and thereby the components that it ships."""
@@ -39,37 +38,9 @@ def named(plan: Plan, path: Sequence[str], groups: Collection[str]) -> set[str]:
     while waiting:
         module = waiting.pop()
         seen.add(module)
-        if file := local_file(module, [*path, OURS]):
-            names = set(imports(file, module))
+        if file := module_file(module, [*path, OURS]):
+            package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+            names = set(imported_modules(file.read_bytes(), package))
             found |= {name for name in names if name.startswith(PRELOADED)}
             waiting |= {name for name in names if not name.startswith(("torch", "meshctl"))} - seen
     return found
-
-
-def local_file(module: str, path: Iterable[str]) -> Path | None:
-    """Returns the file of a module in the recipe's own folders; None for an installed module."""
-    parts = module.split(".")
-    for folder in path:
-        place = Path(folder, *parts)
-        for file in (place.with_suffix(".py"), place / "__init__.py"):
-            if module and file.is_file():
-                return file
-    return None
-
-
-def imports(file: Path, module: str) -> Iterator[str]:
-    """Yields the names of the modules that a file imports, parsed from its text."""
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):
-        return
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = (
-                ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            )
-            base = ".".join(filter(None, (base, node.module)))
-            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))

@@ -28,25 +28,13 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from meshctl.dataclass import dataclass
+from meshctl.engines.node.worker_env import AgentJob
 from meshctl.network import addresses
 from meshctl.network.addresses import with_short_lookups
 
 JOIN_S = 60.0
 """Time limit for all nodes of a group to join."""
 STORE_LIMIT = timedelta(seconds=60)
-
-
-def connect(meeting: Meeting) -> Store:
-    """Returns a client of the store in which the agents of a group meet."""
-    if meeting.is_on_one_node:
-        store = FileStore(f"{meeting.store}/{meeting.prefix.replace('/', '-')}", -1)
-        store.set_timeout(STORE_LIMIT)
-        return store
-    host, port = meeting.address
-    return with_short_lookups(
-        lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
-    )
 
 
 def serve(listener: socket.socket) -> TCPStore:
@@ -66,75 +54,48 @@ def serve(listener: socket.socket) -> TCPStore:
     )
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The parameters of the rendezvous of one group in one attempt."""
-
-    store: str
-    """HOST:PORT of the head's store; in an attempt on one node, the folder of its stores."""
-    attempt: int
-    group: str
-    nodes: tuple[int, ...]
-    """The nodes of the group, in the order of their ranks."""
-    node: int
-    """The node of this agent."""
-    generation: int = 0
-    """The number of times that the group has restarted alone in this attempt."""
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of its keys in the store."""
-        end = f"/{self.generation}" if self.generation else ""
-        return f"run/{self.attempt}/rdzv/{self.group}{end}"
-
-    @property
-    def is_on_one_node(self) -> bool:
-        return self.store.startswith("/")
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port of the store; port 0 for a file."""
-        return ("127.0.0.1", 0) if self.is_on_one_node else addresses.split(self.store)
-
-
 class PlannedRendezvous(RendezvousHandler):
     """The rendezvous of the nodes on which the plan places a group."""
 
-    def __init__(self, meeting: Meeting, store: Store, own_store: bool) -> None:
-        """`own_store`: whether the agent of the group's first node opens the store at `MASTER_ADDR`."""
-        self._meeting, self._own_store = meeting, own_store
-        self._store: Store = PrefixStore(meeting.prefix, store)
+    def __init__(self, job: AgentJob) -> None:
+        """Connects to the store in which the agents of the group meet. For a program, the agent of its first
+        node opens the store at `MASTER_ADDR`."""
+        self._job, self._nodes = job, job.plan.nodes_of(job.name)
         self._serving: TCPStore | None = None
+        generation, place = job.generations.get(job.name, 0), job.stores.torch
+        prefix = f"run/{job.start.attempt}/rdzv/{job.name}" + (f"/{generation}" if generation else "")
+        store: Store
+        if place.startswith("/"):  # the folder of the stores of an attempt on one node
+            self._address = "127.0.0.1", 0
+            store = FileStore(f"{place}/{prefix.replace('/', '-')}", -1)
+            store.set_timeout(STORE_LIMIT)
+        else:
+            self._address = host, port = addresses.split(place)
+            store = with_short_lookups(
+                lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_LIMIT)
+            )
+        self._store: Store = PrefixStore(prefix, store)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._own_store and self._meeting.node == self._meeting.nodes[0]:
-            self._serve_group()
-        self._store.set(f"here/{self._meeting.node}", "")
+        program, node = self._job.group.program, self._job.node
+        if program and node == self._nodes[0]:
+            listener = addresses.listen(addresses.address_towards(*self._address))
+            self._store.set("master", json.dumps(listener.getsockname()[:2]))
+            self._serving = serve(listener)
+        self._store.set(f"here/{node}", "")
         self._wait_for_all()
-        host, port = json.loads(self._store.get("master")) if self._own_store else self._meeting.address
-        return RendezvousInfo(
-            self._store,
-            self._meeting.nodes.index(self._meeting.node),
-            len(self._meeting.nodes),
-            RendezvousStoreInfo(host, int(port)),
-        )
-
-    def _serve_group(self) -> None:
-        """Opens the group's own store and publishes its address. Called before this node registers."""
-        listener = addresses.listen(addresses.address_towards(*self._meeting.address))
-        self._store.set("master", json.dumps(listener.getsockname()[:2]))
-        self._serving = serve(listener)
+        host, port = json.loads(self._store.get("master")) if program else self._address
+        place = RendezvousStoreInfo(host, int(port))
+        return RendezvousInfo(self._store, self._nodes.index(node), len(self._nodes), place)
 
     def _wait_for_all(self) -> None:
         """Polls the store, because a signal would not interrupt the store's own wait."""
         end = time.monotonic() + JOIN_S
-        while missing := [node for node in self._meeting.nodes if not self._store.check([f"here/{node}"])]:
+        while missing := [node for node in self._nodes if not self._store.check([f"here/{node}"])]:
             if time.monotonic() > end:
-                names = ", ".join(map(str, missing))
-                raise RendezvousTimeoutError(
-                    f"group {self._meeting.group}: no agent of node {names} within {JOIN_S:.0f} s at "
-                    f"{self._meeting.store}"
-                )
+                names, place = ", ".join(map(str, missing)), self._job.stores.torch
+                who = f"no agent of node {names} within {JOIN_S:.0f} s at {place}"
+                raise RendezvousTimeoutError(f"group {self._job.name}: {who}")
             time.sleep(0.02)
 
     @property
@@ -145,7 +106,7 @@ class PlannedRendezvous(RendezvousHandler):
         return "meshctl"
 
     def get_run_id(self) -> str:
-        return f"{self._meeting.group}-{self._meeting.attempt}"
+        return f"{self._job.name}-{self._job.start.attempt}"
 
     def is_closed(self) -> bool:
         return False

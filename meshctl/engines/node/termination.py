@@ -1,5 +1,5 @@
 """Kills workers: if a process of the run dies, all processes below it are killed within seconds. After a
-failure, `supervise/forced_end.py` also kills all workers of the run.
+failure, `supervise/ending.py` also kills all workers of the run.
 
     launcher            subreaper: adopts the orphans of a node process that dies
       node process      dies with the launcher (SIGTERM), on another node with its connection to the head;
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,75 +38,61 @@ def name_of(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def children() -> list[int]:
-    """Returns the pids of this process's children: started or adopted, alive or not reaped yet."""
-    found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            found += map(int, (task / "children").read_text().split())
-        except FileNotFoundError:
-            return _children_by_parent()
-    return found
+def stat_of(folder: str | Path) -> list[str]:
+    """Returns what the kernel shows of a process or thread in its folder of /proc, after its name: the letter
+    of its state, its parent, and so on. Raises `OSError`."""
+    return Path(folder, "stat").read_text().rpartition(")")[2].split()
 
 
-def _children_by_parent() -> list[int]:
-    """Finds children by the parent pid of every process. For kernels without CONFIG_PROC_CHILDREN, or if a
-    thread ends while the threads' children are read."""
-    found = []
+def _processes(is_wanted: Callable[[Path], bool]) -> set[int]:
+    """Returns the pids of the processes whose folders in /proc are wanted."""
+    found = set[int]()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(stat.rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(entry.name))
+            with suppress(OSError):  # it has ended, or is another user's
+                if is_wanted(entry):
+                    found.add(int(entry.name))
     return found
+
+
+def children() -> set[int]:
+    """Returns the pids of this process's children: started or adopted, alive or not reaped yet."""
+    try:
+        lists = [(task / "children").read_text().split() for task in Path("/proc/self/task").iterdir()]
+        return {int(pid) for pids in lists for pid in pids}
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread has ended meanwhile
+        return _processes(lambda entry: int(stat_of(entry)[1]) == os.getpid())
 
 
 def kill_children(spare: Collection[int] = ()) -> None:
     """Kills every child except those in `spare`, then the orphans that this process adopts, until none is
-    left.
-
-    Gives up after the grace period, because a process that hangs in the kernel or belongs to another user
-    cannot be killed and must not block this one.
-    """
-    end = time.monotonic() + GRACE_S
-    while (pids := set(children()) - set(spare)) and time.monotonic() < end:
-        for pid in pids:
-            with suppress(PermissionError, ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.001)
+    left."""
+    _kill(lambda: children() - {*spare})
 
 
 def kill_marked(mark: str, until: float) -> None:
     """Kills the processes that began with `mark`, such as `NAME=VALUE`, in their environment, and had begun
     at `until`, in seconds since the machine was started. A successor of the node process may have begun
     others since."""
+
+    def is_marked(entry: Path) -> bool:
+        is_own = mark.encode() in (entry / "environ").read_bytes().split(b"\0")
+        return is_own and int(stat_of(entry)[19]) / os.sysconf("SC_CLK_TCK") <= until
+
+    _kill(lambda: _processes(is_marked))
+
+
+def _kill(find: Callable[[], set[int]]) -> None:
+    """Kills processes until none is found. Gives up after the grace period, because a process that hangs in
+    the kernel or belongs to another user cannot be killed and must not block this one."""
     end = time.monotonic() + GRACE_S
-    while (pids := _marked(mark.encode(), until)) and time.monotonic() < end:
+    while (pids := find()) and time.monotonic() < end:
         for pid in pids:
             with suppress(PermissionError, ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
-
-
-def _marked(mark: bytes, until: float) -> set[int]:
-    found = set[int]()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):  # it has ended, or is another user's
-                if mark in (entry / "environ").read_bytes().split(b"\0") and _begin(entry) <= until:
-                    found.add(int(entry.name))
-    return found
-
-
-def _begin(entry: Path) -> float:
-    """Returns when a process began, in seconds since the machine was started."""
-    ticks = (entry / "stat").read_text().rpartition(")")[2].split()[19]
-    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def reap_adopted(own: Collection[int]) -> None:

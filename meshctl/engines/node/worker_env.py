@@ -1,4 +1,5 @@
-"""The environment and the command line of a worker.
+"""The interpreter, the environment and the command line of a worker. Workers of the launcher's interpreter
+are forked; those of another one are started by exec.
 
 Computed without side effects from the plan, the start and the fork server's environment. Torchrun's variables
 are added by the agent.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -17,32 +18,18 @@ from pathlib import Path
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
-from meshctl.engines.node.interpreter import environ_changes, server_python
 from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
-from meshctl.recipe.code.interpreters import interpreter_path, problem_of
+from meshctl.recipe.code.interpreters import CONFIG, interpreter_path, problem_of, python_path
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.env_refs import Unset, filled
 
 LOOPBACK = "lo"
 
 READ_AT_IMPORT = (
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_"),
-    *(
-        "PYTHON",
-        "PYTORCH_",
-        "TORCH",
-        "ATEN_",
-        "CUDA_",
-        "CUBLAS_",
-        "CUDNN_",
-        "NVIDIA_",
-        "HIP_",
-        "HSA_",
-        "ROCR_",
-        "ASCEND_",
-    ),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "PYTHON", "PYTORCH_", "TORCH"),
+    *("ATEN_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCR_", "ASCEND_"),
     *("LD_", "MALLOC_", "GLIBC_TUNABLES", "LC_", "LANG"),
 )
 """Prefixes of variables that Python, torch or their libraries read while they are loaded. A forked process
@@ -128,16 +115,20 @@ class AgentJob:
         Device lists of other types than the group's are not changed: as under torchrun, a worker on cpu may
         use a GPU. `env: {CUDA_VISIBLE_DEVICES: ""}` hides the GPUs.
         """
-        is_other = self.python != sys.executable
-        found = environ_changes(self.python, self.inherited) if is_other else {}
-        found |= {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
+        found: dict[str, str | None] = {"OMP_NUM_THREADS": self.inherited.get("OMP_NUM_THREADS", "1")}
+        if self.python != sys.executable:
+            own = environ_of(self.python, self.inherited)
+            changed = {*own.items()} ^ {*self.inherited.items()}
+            found = {name: own.get(name) for name, _ in changed} | found
         if self.plan.cluster.nodes == 1:  # nothing leaves this machine
             found |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
         elif self.stores.interface:
             # By themselves they take the address of the host's name, perhaps 127.0.1.1.
             own = {"GLOO_SOCKET_IFNAME": self.stores.interface, "NCCL_SOCKET_IFNAME": self.stores.interface}
             found |= {name: self.inherited.get(name, value) for name, value in own.items()}
-        found |= self._device_lists(worker)
+        if names := variables(self.group.device_type, self.is_rocm):
+            left = device_list(self.group.device_type, self.inherited, self.is_rocm)
+            found |= dict.fromkeys(names, ",".join(visible_names(self.plan, worker, left)))
         for name, value in self.group.env:
             if value is not None:
                 found[name] = resolve(value, self.inherited)
@@ -152,13 +143,6 @@ class AgentJob:
             "MESHCTL_RUN_DIR": str(self.run.path),
             scratch.VARIABLE: str(scratch.scratch_folder(self.stores.token, worker.node)),
         }
-
-    def _device_lists(self, worker: Worker) -> dict[str, str]:
-        names = variables(self.group.device_type, self.is_rocm)
-        if not names:
-            return {}
-        left = device_list(self.group.device_type, self.inherited, self.is_rocm)
-        return dict.fromkeys(names, ",".join(visible_names(self.plan, worker, left)))
 
 
 def reads_at_import(group: Group, inherited: Mapping[str, str]) -> bool:
@@ -244,13 +228,41 @@ def _program_argv(program: Program, run: RunDir, start: Start) -> tuple[str, ...
     argv = [argument.replace("{run_dir}", str(run.path)) for argument in program.argv]
     if script := script_of(start, program):
         argv[0] = str(script)
-    return (interpreter_of(start, program), *argv)
+    python = os.path.expanduser(program.python or sys.executable)
+    return (str(Path(start.path[0], python)) if "/" in python else python, *argv)
 
 
-def interpreter_of(start: Start, program: Program) -> str:
-    """Returns the program's interpreter: a name to search on PATH, or a path. Paths are relative to the
-    recipe's folder."""
-    if not program.python:
+# Interpreters
+
+OF_THE_LAUNCHER = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables that describe the launcher's interpreter and its packages."""
+
+
+def server_python(group: Group, path: Sequence[str]) -> str:
+    """Returns the interpreter of a group's workers: `sys.executable` if it is the launcher's. `path` lists
+    the folders of the recipe's code."""
+    if not group.python:
         return sys.executable
-    python = os.path.expanduser(program.python)
-    return str(Path(start.path[0], python)) if "/" in python else python
+    python = interpreter_path(group.python, path[0])
+    is_in_same_folder = os.path.dirname(python) == os.path.dirname(sys.executable)
+    if is_in_same_folder and os.path.realpath(python) == os.path.realpath(sys.executable):
+        return sys.executable
+    return python
+
+
+def groups_of(plan: Plan, path: Sequence[str], python: str = sys.executable) -> tuple[str, ...]:
+    """Returns the groups whose workers run an interpreter."""
+    return tuple(group.name for group in plan.groups if server_python(group, path) == python)
+
+
+def environ_of(python: str, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment in which another interpreter starts, as if its virtual environment had been
+    activated. The packages of the launcher's interpreter are not on its import path."""
+    found = {name: value for name, value in inherited.items() if name not in OF_THE_LAUNCHER}
+    folder = os.path.dirname(python)
+    found["PATH"] = os.pathsep.join([folder, inherited.get("PATH", os.defpath)])
+    if Path(folder, "..", CONFIG).is_file():
+        found["VIRTUAL_ENV"] = os.path.dirname(folder)
+    if folders := python_path(inherited):
+        found["PYTHONPATH"] = os.pathsep.join(folders)
+    return found

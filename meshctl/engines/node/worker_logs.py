@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node import forkserver, task, termination
+from meshctl.engines.node import forkserver, termination
 from meshctl.engines.node.scratch import Scratch
 from meshctl.run.logs import LogFile
 
@@ -52,18 +52,12 @@ processes that have them were killed."""
 PACKET_BYTES_MAX = 1 << 16
 
 
-@dataclass(frozen=True)
-class _Source:
-    slot: int
-    file: LogFile
-
-
 class LogPump:
     def __init__(self, control: socket.socket, states: mmap.mmap) -> None:
         """`states` has one byte for each pipe: 1 while bytes were read that are not written yet."""
         self._control, self._states = control, states
-        self._sources: dict[int, _Source] = {}
-        """Reading end of a pipe -> its log."""
+        self._sources: dict[int, tuple[int, LogFile]] = {}
+        """Reading end of a pipe -> its slot in `states`, and its log."""
         self._reported: set[int] = set()
         """The numbers of the errors that the node process knows."""
         self._poller = select.epoll()
@@ -106,23 +100,23 @@ class LogPump:
             return
         message, number = json.loads(packet), descriptors[0]
         file = LogFile(Path(message["path"]), message["keep"])
-        self._sources[number] = _Source(message["slot"], file)
+        self._sources[number] = message["slot"], file
         self._poller.register(number, select.EPOLLIN)
         file.write(b"")
         self._report(file)
 
     def _pump(self, number: int) -> int:
         """Writes the data of a pipe, and closes the log at its end. Returns the number of bytes."""
-        source = self._sources[number]
-        self._states[source.slot] = 1
+        slot, file = self._sources[number]
+        self._states[slot] = 1
         if data := os.read(number, READ_BYTES):
-            source.file.write(data)
-            self._report(source.file)
-        self._states[source.slot] = 0
+            file.write(data)
+            self._report(file)
+        self._states[slot] = 0
         if not data:
             self._poller.unregister(number)
             del self._sources[number]
-            source.file.close()
+            file.close()
             os.close(number)
         return len(data)
 
@@ -185,7 +179,7 @@ class WorkerLogs:
             self.pid = os.fork()
             if not self.pid:
                 keep = [theirs.fileno(), scratch.descriptor]
-                task.become(TITLE, 0, "", keep, partial(_pump, theirs, self._states, scratch))
+                forkserver.become(TITLE, 0, "", keep, partial(_pump, theirs, self._states, scratch))
         theirs.close()
 
     def fileno(self) -> int:
@@ -240,11 +234,10 @@ class WorkerLogs:
 def _wait_written(states: mmap.mmap, pipes: Collection[tuple[int, int]]) -> None:
     """Waits until each pipe, given with its slot, is empty and all that was read from it is written."""
     end = time.monotonic() + WRITTEN_S
-    while any(not _is_written(states, *pipe) for pipe in pipes) and time.monotonic() < end:
-        time.sleep(POLL_S)
-
-
-def _is_written(states: mmap.mmap, descriptor: int, slot: int) -> bool:
     unread = array.array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, unread)
-    return not unread[0] and not states[slot]  # in this order: the state is set before bytes are read
+    for descriptor, slot in pipes:
+        while time.monotonic() < end:
+            fcntl.ioctl(descriptor, termios.FIONREAD, unread)
+            if not unread[0] and not states[slot]:  # in this order: the state is set before bytes are read
+                break
+            time.sleep(POLL_S)

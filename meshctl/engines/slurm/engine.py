@@ -17,7 +17,6 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, SubmittedJob
@@ -79,7 +78,7 @@ class SlurmEngine(RemoteEngine):
         self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
     ) -> Rendered:
         if self.supervisor == "inside":
-            file = script_file(run)
+            file = run.submitted / "sbatch.sh"
             text = script_of(plan, run, self.options, os.getcwd())
             return Rendered((), ("sbatch", str(file)), {file: text})
         return Rendered(tuple(Command(step.node, step.argv) for step in self._steps(plan, run, head)))
@@ -116,7 +115,3 @@ class SlurmEngine(RemoteEngine):
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
         return [Requeue(run, environ.get(JOB_ID, ""))] if self.options.requeue else []
-
-
-def script_file(run: RunDir) -> Path:
-    return run.submitted / "sbatch.sh"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import CannotStart
@@ -58,30 +59,17 @@ class SlurmJob:
             found = call("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%i|%T|%r")
             if found.returncode and "Invalid job id" not in found.stderr:
                 return None
-            state, reason = self._parsed(found.stdout)
-            if not state:
-                state = self._accounted()
+            lines = (line.strip().split("|", 2) for line in found.stdout.splitlines())
+            own = (self.number, f"{self.number}+0")  # the first component of a heterogeneous job
+            state, reason = next((words[1:] for words in lines if words[0] in own), ("", ""))
+            if not state:  # it ended some time ago, and the cluster may not record it
+                words = ("--noheader", "--allocations", f"--jobs={self.number}", "--format=State%40")
+                found = call("sacct", *words)
+                state = "" if found.returncode else found.stdout.partition("\n")[0].strip()
         except (OSError, subprocess.SubprocessError):
             return None
         phase: Phase = "queued" if state in QUEUED else "running" if state in RUNNING else "ended"
         return JobState(self.name, phase, f"{state} ({reason})" if reason not in NO_REASON else state)
-
-    def _parsed(self, text: str) -> tuple[str, str]:
-        """Returns the state and the reason from the lines of squeue; of a heterogeneous job those of its
-        first component."""
-        for line in text.splitlines():
-            number, _, rest = line.strip().partition("|")
-            if number in (self.number, f"{self.number}+0"):
-                state, _, reason = rest.partition("|")
-                return state, reason
-        return "", ""
-
-    def _accounted(self) -> str:
-        """Returns the state of a job that ended some time ago; empty if the cluster does not record it."""
-        words = ("sacct", "--noheader", "--allocations", f"--jobs={self.number}", "--format=State%40")
-        found = call(*words)
-        lines = found.stdout.split("\n") if found.returncode == 0 else []
-        return lines[0].strip() if lines else ""
 
     def signal(self, number: signal.Signals) -> None:
         self._scancel("--batch", f"--signal={number.name.removeprefix('SIG')}")
@@ -98,18 +86,12 @@ class SlurmJob:
             raise OSError(f"scancel: {done.stderr.strip() or done.returncode}")
 
 
-def details(number: str) -> Mapping[str, str]:
-    """Returns what scontrol shows of a job; nothing if it does not answer."""
-    try:
-        shown = call("scontrol", "--oneliner", "show", "job", number).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(re.findall(r"(\S+?)=(\S*)", shown[0])) if shown else {}
-
-
 def why_signalled(number: str, received: signal.Signals) -> str:
     """Returns why Slurm sends a signal to a job, as a sentence; empty if it has not sent it."""
-    found = details(number)
+    shown = ""
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = call("scontrol", "--oneliner", "show", "job", number).stdout.partition("\n")[0]
+    found = dict(re.findall(r"(\S+?)=(\S*)", shown))
     state, reason = found.get("JobState", ""), found.get("Reason", "")
     name = f"Slurm job {number}"
     if found.get("PreemptTime", "None") not in ("None", ""):
@@ -216,15 +198,14 @@ class Requeue(Observer):
         see that it goes on. Slurm ends this process some seconds later."""
         if not reason.startswith(SIGNAL):
             return
-        if problem := self._requeue() if self._has_saved else "it has saved no step since it began":
+        problem = "" if self._has_saved else "it has saved no step since it began"
+        if not problem:
+            try:
+                done = call("scontrol", "requeue", self._job)
+                problem = done.stderr.strip() if done.returncode else ""
+            except (OSError, subprocess.SubprocessError) as error:
+                problem = str(error)
+        if problem:
             print(f"error: Slurm job {self._job} is not queued again: {problem}", file=sys.stderr, flush=True)
         else:
             Submission("slurm", self._job, time.time() + END_S).write(self._run)
-
-    def _requeue(self) -> str:
-        """Returns why the job is not queued again; empty if it is."""
-        try:
-            done = call("scontrol", "requeue", self._job)
-        except (OSError, subprocess.SubprocessError) as error:
-            return str(error)
-        return done.stderr.strip() if done.returncode else ""

@@ -26,10 +26,9 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import Exited, Job
-from meshctl.engines.host_script import last_error, node_lines, refusals
 from meshctl.engines.local import LocalHandle
 from meshctl.engines.node.termination import GRACE_S
-from meshctl.engines.remote import publish, withdraw
+from meshctl.engines.remote import last_error, node_lines, publish, refusals, withdraw
 from meshctl.engines.slurm.job import Share, SlurmOptions, why_signalled
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import NodeSet, node_sets
@@ -153,12 +152,9 @@ def srun_of(run: RunDir, share: Share, hosts: Sequence[str], options: SlurmOptio
     if options.container_image:
         mounts = (*options.container_mounts, str(run.path), os.getcwd())
         words.append(f"--container-image={options.container_image}")
-        words.append(f"--container-mounts={','.join(_mount(one) for one in dict.fromkeys(mounts))}")
+        pairs = [one if ":" in one else f"{one}:{one}" for one in dict.fromkeys(mounts)]
+        words.append(f"--container-mounts={','.join(pairs)}")
     return (*words, "sh", "-c")
-
-
-def _mount(text: str) -> str:
-    return text if ":" in text else f"{text}:{text}"
 
 
 def _node_script(run: RunDir, place: str, head: str, setup: Sequence[str]) -> str:
@@ -202,13 +198,9 @@ class SlurmHandle(LocalHandle):
             failed, host = step.node, step.hosts[0]
         what = "the step of Slurm" if failed is None else f"the node process on {host} (node {failed})"
         log = step_log(self._job.run, step) if failed is None else node_log(self._job.run, host)
-        return Exited(what, code, str(log), failed, reason=self._reason(host, failed, task_code, log))
-
-    def _reason(self, host: str, node: int | None, code: int, log: Path) -> str:
-        """Returns why a node could not be started; empty for another end."""
-        if node is None:
-            return ""
-        return refusals(f"host {host} (node {node})", "engine.slurm", last_error(log)).get(code, "")
+        where = f"host {host} (node {failed})"
+        reasons = {} if failed is None else refusals(where, "engine.slurm", last_error(log))
+        return Exited(what, code, str(log), failed, reason=reasons.get(task_code, ""))
 
     def explain(self, received: signal.Signals) -> str:
         return why_signalled(self._number, received) if self._number else ""

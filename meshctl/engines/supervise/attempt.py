@@ -50,8 +50,8 @@ class Attempt:
     """Folds the events of this attempt into rows of metrics."""
     published: frozenset[int] = frozenset()
     """The steps of the checkpoints that earlier attempts have published."""
-    warnings: tuple[str, ...] = ()
-    """Warnings about newer checkpoints that are damaged, or that are only on the disk of this node."""
+    warning: str = ""
+    """Warning about newer checkpoints that are damaged, or that are only on the disk of this node."""
 
     @property
     def step(self) -> int | None:
@@ -82,10 +82,13 @@ def begin(
     whole = (whole or newest_whole_checkpoint(run)) if resume else WholeCheckpoint()
     start = following(run, tuple(path), whole) if resume else Start(tuple(path))
     run.forget_parts()
-    private = holds_secret(plan, composed)
+    values: list[object] = [dict(component.args) for component in plan.components]
+    values += [dict(group.env) for group in plan.groups]
+    values += [list(group.program.argv) for group in plan.groups if group.program]
+    private = holds_literal(values) or bool(spans(composed))  # the recipe contains a secret
     write_whole(run.recipe, composed, private)
     write_whole(run.plan, plan.to_json(), private)
-    return replace(_begun(plan, run, start, descriptor), warnings=_warnings(whole))
+    return replace(_begun(plan, run, start, descriptor), warning=whole.warning)
 
 
 def attached(plan: Plan, run: RunDir) -> Attempt:
@@ -121,15 +124,15 @@ def _next(plan: Plan, run: RunDir, old: Start, descriptor: int) -> Attempt:
     begun = _begun(plan, run, start, descriptor)
     run.forget_recorded(begun.step or 0)
     forget_media(run, begun.step or 0)
-    return replace(begun, warnings=_warnings(whole))
-
-
-def _warnings(whole: WholeCheckpoint) -> tuple[str, ...]:
-    return (whole.warning,) if whole.warning else ()
+    return replace(begun, warning=whole.warning)
 
 
 def _begun(plan: Plan, run: RunDir, start: Start, descriptor: int) -> Attempt:
-    mark_logs(run, start.attempt)
+    """Marks the beginning in all logs, and writes the start."""
+    for log in (run.path / "logs").rglob("*.log"):
+        if log.is_file() and not log.is_symlink():
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{ATTEMPT}{start.attempt} ====\n")
     run.write_start(start)
     return _reading(plan, run, start, descriptor)
 
@@ -154,14 +157,6 @@ def step_of(start: Start) -> int | None:
     """Returns the step of the checkpoint from which an attempt continues; None if it starts from the
     beginning."""
     return int(start.resume.rpartition("step-")[2]) if start.resume else None
-
-
-def holds_secret(plan: Plan, composed: str) -> bool:
-    """Returns whether the files of a run must contain a secret, because the recipe contains it literally."""
-    values: list[object] = [dict(component.args) for component in plan.components]
-    values += [dict(group.env) for group in plan.groups]
-    values += [list(group.program.argv) for group in plan.groups if group.program]
-    return holds_literal(values) or bool(spans(composed))
 
 
 def lock(run: RunDir) -> int:
@@ -203,14 +198,6 @@ def _held(run: RunDir) -> str:
         except OSError:  # what cannot be read is reported later
             pass
         return ""
-
-
-def mark_logs(run: RunDir, attempt: int) -> None:
-    """Appends to every existing log a line that marks the beginning of an attempt."""
-    for log in (run.path / "logs").rglob("*.log"):
-        if log.is_file() and not log.is_symlink():
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"{ATTEMPT}{attempt} ====\n")
 
 
 def following(run: RunDir, path: tuple[str, ...], whole: WholeCheckpoint) -> Start:

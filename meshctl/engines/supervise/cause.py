@@ -200,12 +200,8 @@ class Causes:
         """Notes the position of a worker, from its progress record."""
         self._positions[group, rank] = position
 
-    def record(self, error: str, priority: Priority, log: str = "", about: str = "") -> None:
-        """Adds a fault that the head has noticed itself, e.g. the death of the agent of the group `about`."""
-        self._found.append(Cause(priority, error, log=log, poll=self._poll, about=about))
-
-    def record_cause(self, cause: Cause) -> None:
-        """Adds a fault that the head has found itself in a worker."""
+    def record(self, cause: Cause) -> None:
+        """Adds a fault that the head has found itself, e.g. the death of an agent."""
         self._found.append(replace(cause, poll=self._poll))
 
     def release_services(self) -> None:
@@ -274,7 +270,10 @@ class Causes:
             cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
         elif code <= 0 and who in self._steps:
             cause = replace(cause, error=f"{cause.error} after step {self._steps[who]}")
-        return replace(cause, error=f"{cause.error}{_hint(code, position)}")
+        hint = ", which often means that shared memory is full" if code == -signal.SIGBUS else ""
+        if code == -signal.SIGSEGV and position.has_batch:
+            hint = READ_ONLY
+        return replace(cause, error=f"{cause.error}{hint}")
 
     def _fault(self, event: Event) -> Cause:
         value, peer = event.value, event.value.get("peer")
@@ -330,22 +329,13 @@ class Causes:
             if _LOST.search(line):
                 return Priority.LOST, line
             return (Priority.OWN, line) if line else (Priority.CODE, name_of(code))
-        if code == 0 and who[0] in self._services:
-            return Priority.OWN, "the service ended before the run was over, with exit code 0"
         if code == 0:
-            return Priority.OWN, "ended before the run was over, with exit code 0"
-        priority = Priority.CODE if code == -signal.SIGABRT else Priority.OWN
-        return priority, name_of(code)
+            what = "the service ended" if who[0] in self._services else "ended"
+            return Priority.OWN, f"{what} before the run was over, with exit code 0"
+        return Priority.CODE if code == -signal.SIGABRT else Priority.OWN, name_of(code)
 
     def _log(self, event: Event) -> str:
         return "" if event.rank is None else str(self._log_of(event.group, event.rank))
-
-
-def _hint(code: int, position: Position) -> str:
-    """Returns the usual reason of an exit with this code or signal, for the error line."""
-    if code == -signal.SIGBUS:
-        return ", which often means that shared memory is full"
-    return READ_ONLY if code == -signal.SIGSEGV and position.has_batch else ""
 
 
 def last_words(log: str) -> tuple[str, str]:

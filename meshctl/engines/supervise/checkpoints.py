@@ -98,7 +98,9 @@ class Checkpoints:
         if self._recipe is None:
             return
         try:
-            self._write_manifest(step)
+            files = {name: facts for part in self._saved[step].values() for name, facts in part.items()}
+            is_private = not self._run.plan.stat().st_mode & 0o077  # as `plan.json`, with the same arguments
+            Manifest(step, files, self._facts).write(self._run.checkpoint(step), is_private)
             self._run.publish_checkpoint(step)
         except OSError as error:
             self._failures[step] = f"{error.filename}: {error.strerror}"
@@ -119,12 +121,6 @@ class Checkpoints:
         except OSError as error:
             self._warn(f"{error.filename} cannot be written: {error.strerror}")
         self._journal.write("checkpoint", step=step, path=str(self._run.checkpoint(step)))
-
-    def _write_manifest(self, step: int) -> None:
-        """Writes the manifest, as private as `plan.json`, which holds the same arguments."""
-        files = {name: facts for part in self._saved[step].values() for name, facts in part.items()}
-        is_private = not self._run.plan.stat().st_mode & 0o077
-        Manifest(step, files, self._facts).write(self._run.checkpoint(step), is_private)
 
     def on_row(self, step: int) -> None:
         """Judges a published checkpoint again, whose row has got the metrics of stages that ran at the

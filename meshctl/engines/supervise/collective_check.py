@@ -3,7 +3,7 @@
     check = CollectiveCheck(plan, resumed_step)
     check.add(event)                  # `step` and `fault` events
     check.stand(group, rank, record)  # progress records of workers that stand
-    check.found                       # the first `Disagreement`, or None; `poll` reports it
+    check.found                       # the first disagreement, or None; `poll` reports it
 
 Each rank reports in its `step` event how many collectives it has called in each process group since its last
 one, with a digest of them. The ranks of a process group are compared when all ranks of the device group have
@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from functools import cache
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -31,20 +32,13 @@ from meshctl.network.connection import Message
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record
+from meshctl.run.shutdown import ENDLESS
 from meshctl.text.english import listed
 
 RANKS_MAX = 8
 """Number of ranks that a message lists."""
 SITES_MAX = 3
 """Number of call sites that a message lists."""
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """Ranks of one process group that have called different collectives in a step."""
-
-    step: int
-    message: str
 
 
 class Visit(NamedTuple):
@@ -105,20 +99,22 @@ class CollectiveCheck(Watch):
         """`resumed_step` is the last step before the attempt."""
         self._plan, self._first = plan, Visit(resumed_step + 1, 0)
         self._groups = {group.name: _Group(group.workers) for group in plan.groups if group.program is None}
-        self._first_ranks: dict[tuple[str, str, int], int] = {}
-        self.found: Disagreement | None = None
-        self._is_reported = False
+        self._first_rank = cache(lambda name, key, rank: min(ranks_of(plan, name, key, rank)))
+        """Returns the first rank of the process group that a rank of a group has under a key."""
+        self.found: Fault | None = None
+        """The step in which ranks of a process group have called different collectives, and what differs."""
+        self._wrong_step, self._is_reported = ENDLESS, False
 
     def poll(self, now: float = 0.0) -> Iterator[Fault]:
         """Returns the disagreement, once."""
         if self.found and not self._is_reported:
             self._is_reported = True
-            yield Fault(Cause(Priority.OWN, self.found.message), self.found.step, is_wrong=True)
+            yield self.found
 
     def allows(self, step: int) -> bool:
         """Returns whether the metrics of a step may be written: all ranks have agreed in it and in earlier
         steps."""
-        return self.found is None or step < self.found.step
+        return step < self._wrong_step
 
     def forget(self, group: str) -> None:
         self._groups[group] = _Group(self._groups[group].workers)
@@ -177,8 +173,7 @@ class CollectiveCheck(Watch):
                 members[rank] = reports[rank].get(key, NONE)
             for members in process_groups.values():
                 if len({report.calls for report in members.values()}) > 1:
-                    detail = _by_operations(members) or _by_sites(members)
-                    self._find(name, key, visit, members, detail)
+                    self._find(name, key, visit, members, _difference(members))
 
     # Workers that stand
 
@@ -241,13 +236,6 @@ class CollectiveCheck(Watch):
 
     # Disagreements
 
-    def _first_rank(self, name: str, key: str, rank: int) -> int:
-        """Returns the first rank of the process group that `rank` has under a key."""
-        found = self._first_ranks.get((name, key, rank))
-        if found is None:
-            found = self._first_ranks[name, key, rank] = min(ranks_of(self._plan, name, key, rank))
-        return found
-
     def _find(self, name: str, key: str, visit: Visit, members: Mapping[int, Report], detail: str) -> None:
         if self.found:
             return
@@ -256,7 +244,8 @@ class CollectiveCheck(Watch):
         kind = "torch's collectives" if is_of_torch else "the collectives"
         what = f"{kind} of {listed(dims)} of `{component}` ({_ranks_text(ranks)}) differ"
         text = f"{name}: {what} in step {visit.step}: {_counts_text(members)}; {detail}"
-        self.found = Disagreement(visit.step, text)
+        self._wrong_step = visit.step
+        self.found = Fault(Cause(Priority.OWN, text), visit.step, is_wrong=True)
 
 
 def place_of(plan: Plan, record: Record) -> Place:
@@ -310,21 +299,15 @@ def _visit(record: Record) -> Visit:
     return Visit(record.step, record.visit)
 
 
-def _by_operations(members: Mapping[int, Report]) -> str:
-    """Returns the first operation in which two ranks differ; empty where their operations are not known."""
+def _difference(members: Mapping[int, Report]) -> str:
+    """Returns the first operation in which two ranks differ, or, where their operations are not known, the
+    call sites that they have not reached equally often."""
     one = min(members)
     other = next(rank for rank in members if members[rank].calls != members[one].calls)
     pairs = zip_longest(members[one].operations, members[other].operations, fillvalue="none")
     for number, (own, theirs) in enumerate(pairs, 1):
         if own.partition(" at ")[0] != theirs.partition(" at ")[0]:
             return f"call number {number} differs: rank {one} called {own}, rank {other} called {theirs}"
-    return ""
-
-
-def _by_sites(members: Mapping[int, Report]) -> str:
-    """Returns the call sites that two ranks with different calls have not reached equally often."""
-    one = min(members)
-    other = next(rank for rank in members if members[rank].calls != members[one].calls)
     sites = [members[rank].sites if members[rank].calls.count else {} for rank in (one, other)]
     found = [
         f"{site} ({sites[0].get(site, 0)} times on rank {one}, {sites[1].get(site, 0)} on rank {other})"

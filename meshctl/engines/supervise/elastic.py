@@ -14,6 +14,7 @@ way again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -99,17 +100,17 @@ class Elastic:
         """Makes the plan without what is lost that of the next attempt. Raises `CannotResize` if the run
         cannot go on. A suspect alone ends no run: it is used again where no smaller plan exists."""
         try:
-            self.plan = self._resized(self._lost)
+            self.plan = self._resized()
         except CannotResize:
             if not self._suspects:
                 raise
             self._suspects.clear()
-            self.plan = self._resized(self._lost)
+            self.plan = self._resized()
 
     def can_grow(self, present: Present) -> bool:
         """Returns whether the plan with what is back has more workers than the running attempt."""
         try:
-            return self._resized(self._lost_except(present)).job_size > self.plan.job_size
+            return self._resized(present).job_size > self.plan.job_size
         except CannotResize:
             return False
 
@@ -127,29 +128,19 @@ class Elastic:
             return str(error)
         return ""
 
-    def _resized(self, lost: Lost) -> Plan:
-        if not lost or self._resize is None:
-            return self._whole
-        return self._resize(lost)
-
-    @property
-    def _lost(self) -> Lost:
-        return _lost_of(self.nodes, self.devices, self._suspects)
-
-    def _lost_except(self, present: Present) -> Lost:
-        return _lost_of(self.nodes - present.nodes, self.devices - present.devices, self._kept_suspects())
+    def _resized(self, present: Present | None = None) -> Plan:
+        """Returns the plan without what is lost, or with what of it is `present` again."""
+        nodes, devices, suspects = self.nodes, self.devices, self._suspects
+        if present is not None:
+            nodes, devices = nodes - present.nodes, devices - present.devices
+            suspects = self._kept_suspects()
+        processes = Counter(one.group for one in suspects if not one.devices)
+        own = {device for one in suspects for device in one.devices}
+        lost = Lost(frozenset(nodes), frozenset(devices | own), dict(processes))
+        return self._resize(lost) if lost and self._resize is not None else self._whole
 
     def _kept_suspects(self) -> list[Suspect]:
         return [one for one in self._suspects if one in self._tried]
-
-
-def _lost_of(nodes: Collection[int], devices: Collection[Device], suspects: Collection[Suspect]) -> Lost:
-    processes: dict[str, int] = {}
-    for one in suspects:
-        if not one.devices:
-            processes[one.group] = processes.get(one.group, 0) + 1
-    own = {device for one in suspects for device in one.devices}
-    return Lost(frozenset(nodes), frozenset({*devices, *own}), processes)
 
 
 def sizes_of(plan: Plan) -> dict[str, int]:

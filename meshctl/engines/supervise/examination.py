@@ -28,7 +28,7 @@ from meshctl.run.directory import RunDir
 EXAMINE_S = 60.0
 """Seconds within which a node must have examined itself."""
 PEERS_MAX = 64
-"""The number of other nodes to which each node connects."""
+"""The number of other nodes to which each node connects: those with the next higher numbers."""
 LOG = "look at the log of the node process"
 
 
@@ -37,10 +37,6 @@ class Examined:
     """The problems of all nodes that have examined themselves."""
 
     problems: tuple[Problem, ...]
-
-    @property
-    def has_failure(self) -> bool:
-        return any(one.is_failure for one in self.problems)
 
 
 @dataclass(frozen=True)
@@ -106,12 +102,6 @@ class Examination:
         """Returns whether a newcomer has passed while an attempt ran without it."""
         return node in self._fit
 
-    @property
-    def _newcomers(self) -> set[int]:
-        """The newcomers of the round, without which the run may go on; none where all nodes are new."""
-        can_lose = self._can_lose and not self._known.isdisjoint(self._nodes)
-        return {*self._nodes} - self._known if can_lose else set()
-
     def on_message(self, node: int, message: Message) -> None:
         if message["type"] == "listens":
             self._addresses[node] = message["address"]
@@ -133,27 +123,30 @@ class Examination:
             yield from self._advance(joined, now)
 
     def _advance(self, connections: Mapping[int, Connection], now: float) -> Iterator[Finding]:
-        newcomers = self._newcomers
+        can_lose = self._can_lose and not self._known.isdisjoint(self._nodes)  # not all nodes are new
+        newcomers = {*self._nodes} - self._known if can_lose else set[int]()
         if missing := [node for node in connections if node not in self._facts]:
             self._ask({node: connections[node] for node in missing if node not in self._asked}, now)
             yield from self._silent(missing, newcomers, now)
         elif not self._is_judged:
             self._is_judged = True
             self._remove_nonce()
-            found = [*self._judged([*sorted({*self._nodes} - newcomers), *sorted(newcomers)], newcomers)]
-            if not any(isinstance(one, Refused) or one.has_failure for one in found):
+            old = sorted({*self._nodes} - newcomers)
+            refused, others = self._judged([*old, *sorted(newcomers)], newcomers)
+            if not refused and not any(one.is_failure for one in others):
                 self.is_over = True
                 self._known.update(self._nodes)
-            yield from found
+            yield from refused
+            yield Examined(tuple(others))
 
     def _admit(self, newcomers: Mapping[int, Connection], now: float) -> Iterator[Finding]:
         """Examines newcomers while an attempt runs without them."""
         self._ask({node: one for node, one in newcomers.items() if node not in self._asked}, now)
         for node in newcomers:
             if node in self._facts and node not in self._fit:
-                found = list(self._judged([*sorted(self._nodes), node], {node}))
-                yield from found
-                if not found:
+                refused, _ = self._judged([*sorted(self._nodes), node], {node})
+                yield from refused
+                if not refused:
                     self._fit.add(node)
         if waiting := [node for node in newcomers if node not in self._facts]:
             yield from self._silent(waiting, {*waiting}, now)
@@ -171,15 +164,12 @@ class Examination:
             on_node.write_nonce(self._run, self._nonce)
         for node, connection in connections.items():
             self._asked.add(node)
-            peers = {str(peer): self._addresses[peer] for peer in self._peers_of(node)}
+            others = sorted({*self._nodes} - {node})
+            others = [peer for peer in others if peer > node] + [peer for peer in others if peer < node]
+            peers = {str(peer): self._addresses[peer] for peer in others[:PEERS_MAX]}
             connection.send(
                 {"type": "examine", "nonce": self._nonce, "needs": asdict(self._needs), "peers": peers}
             )
-
-    def _peers_of(self, node: int) -> list[int]:
-        """Returns the nodes to which a node connects: all others, or those with the next higher numbers."""
-        others = {*self._nodes} - {node}
-        return sorted(others, key=lambda peer: (peer < node, peer))[:PEERS_MAX]
 
     def _remove_nonce(self) -> None:
         if self._nonce:
@@ -198,9 +188,11 @@ class Examination:
         else:
             yield Silent(f"{on_node.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
 
-    def _judged(self, nodes: Iterable[int], newcomers: Collection[int]) -> Iterator[Examined | Refused]:
-        """Yields the newcomers that have failed, each with its first failure, and in a round the problems of
-        others. The nodes that come first are those with which others are compared."""
+    def _judged(
+        self, nodes: Iterable[int], newcomers: Collection[int]
+    ) -> tuple[list[Refused], list[Problem]]:
+        """Returns the newcomers that have failed, each with its first failure, and the problems of others.
+        The nodes that come first are those with which others are compared."""
         facts = {node: self._facts[node] for node in nodes if node in self._facts}
         problems = on_node.judge(facts, self._plan, self._shares_files)
         failures: dict[int, Problem] = {}
@@ -208,7 +200,5 @@ class Examination:
             for node in newcomers:
                 if one.is_failure and node in one.nodes:
                     failures.setdefault(node, one)
-        yield from (Refused(node, one.text, one.remedy) for node, one in failures.items())
-        if not self.is_over:
-            others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
-            yield Examined(tuple(others))
+        others = [one for one in problems if not (one.is_failure and failures.keys() & {*one.nodes})]
+        return [Refused(node, one.text, one.remedy) for node, one in failures.items()], others

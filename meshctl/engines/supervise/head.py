@@ -139,7 +139,7 @@ class Head:
         self._write("launched", attempt=start.attempt, digest=plan.digest, workers=sizes_of(plan))
         if self._attempt.step is not None:
             self._write("resumed", step=self._attempt.step, path=start.resume)
-        self._warn(self._attempt.warnings)
+        self._warn(filter(None, [self._attempt.warning]))
         self._session.observers.on_attempt(start.attempt, self._attempt.step)
         self._nodes.begin(self._message(), {node: groups_on(plan, node) for node in self._own_nodes})
         while self._nodes.running:
@@ -151,7 +151,9 @@ class Head:
             is_quiet = not (self._causes.has_fault or self._orderly.is_deciding or self._forced.has_begun)
             self._wait(QUIET_POLL_S if is_quiet else POLL_S)
         self._poll()
-        self._await_exit()
+        files = self._session.handle.files()
+        if files and self._nodes.lost and self._causes.has_fault and not self._forced.has_begun:
+            self._signals.wait(files, EXIT_S)  # for the exit of a lost node process, which is the cause
         self._poll()  # classifies exits that the last poll has read
         outcome = self._outcome()
         self._warn(self._judge.warnings_at_end() if outcome.code == 0 else ())
@@ -170,12 +172,6 @@ class Head:
             if left_s <= 0 or self._signals.wait(files, left_s) - of_nodes:
                 return
             self._reports += self._nodes.poll()
-
-    def _await_exit(self) -> None:
-        """Waits for the exit of a node process whose connection has ended: the exit is the cause."""
-        files = self._session.handle.files()
-        if files and self._nodes.lost and self._causes.has_fault and not self._forced.has_begun:
-            self._signals.wait(files, EXIT_S)
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -225,7 +221,7 @@ class Head:
                     continue
                 cause = found.cause
                 self._write("fault", step=found.step, error=cause.line, traceback=cause.traceback, lost=False)
-                self._causes.record_cause(cause)
+                self._causes.record(cause)
                 self._ending |= Ending.WRONG if found.is_wrong else Ending.NONE
 
     def _poll_exits(self) -> None:
@@ -282,15 +278,12 @@ class Head:
             case {"type": "events", "who": who, "lines": lines}:
                 self._forwarded.add(who, lines)
             case {"type": "stop", "node": node, "signal": number} if not self._signals.first:
-                self._on_stop_asked(node, signal.Signals(number))
-
-    def _on_stop_asked(self, node: int, number: signal.Signals) -> None:
-        """The scheduler ends a node, or the whole job."""
-        goes_on = self._changes.on_stop(node, time.monotonic())
-        what = "goes on without it" if goes_on else "ends"
-        self._warn([f"node {node} has received {number.name} from its scheduler: the run {what}"])
-        if not goes_on:
-            self._signals.receive(number)
+                goes_on = self._changes.on_stop(node, time.monotonic())
+                what = "goes on without it" if goes_on else "ends"
+                name = signal.Signals(number).name
+                self._warn([f"node {node} has received {name} from its scheduler: the run {what}"])
+                if not goes_on:
+                    self._signals.receive(number)
 
     def _on_examined(self, problems: Sequence[Problem]) -> None:
         """Ends the attempt if a node cannot run it. Otherwise the problems are warnings."""
@@ -301,7 +294,7 @@ class Head:
             first, *others = failures
             lines = [_help(first), *(f"error: {one.text}\n{_help(one)}" for one in others)]
             self._write("fault", error=first.text, traceback="", lost=False)
-            self._causes.record_cause(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
+            self._causes.record(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
@@ -310,15 +303,14 @@ class Head:
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO if exited.group else Priority.NODE
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
         self._write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
-        self._causes.record(error, priority, exited.log, exited.group)
+        self._causes.record(Cause(priority, error, log=exited.log, about=exited.group))
 
     def _on_lost(self, reason: str) -> None:
         if not self._forced.has_begun:
             self._write("fault", error=reason, traceback="", lost=True)
-            self._causes.record(reason, Priority.NODE)
+            self._causes.record(Cause(Priority.NODE, reason))
 
     def _forget(self, group: str) -> None:
-        """Forgets the processes of a group, which restarts."""
         self._causes.forget(group)
         for watch in self._watches:
             watch.forget(group)
@@ -408,18 +400,15 @@ class Head:
         now = time.monotonic()
         explain = self._session.files.explain
         is_going = self._cause is None and not self._forced.has_begun
-        if is_going and (cause := explain(self._settled(now))) and not self._is_of_group(cause, now):
-            self._cause = cause
-            self._write("stopping", reason=cause.line)
-            self._forced.begin_at(now)
+        if is_going and (cause := explain(self._settled(now))):
+            is_lasting = self._ending & (Ending.METRIC | Ending.WRONG | Ending.UNFIT)
+            if is_lasting or not self._groups.takes(cause, self._causes.groups, now):
+                self._cause = cause
+                self._write("stopping", reason=cause.line)
+                self._forced.begin_at(now)
         if self._signals.count > 1:
             self._forced.kill(now)
         self._forced.poll(now)
-
-    def _is_of_group(self, cause: Cause, now: float) -> bool:
-        """Returns whether only a single group restarts after a failure."""
-        is_lasting = self._ending & (Ending.METRIC | Ending.WRONG | Ending.UNFIT)
-        return not is_lasting and self._groups.takes(cause, self._causes.groups, now)
 
     def _settled(self, now: float) -> Cause | None:
         """Returns the first cause once it is known. The abort of a worker inside a collective, by which gloo

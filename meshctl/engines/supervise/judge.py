@@ -32,7 +32,8 @@ class Judge:
         self._stopping = EarlyStopping(run.stop.on, run.stop.mode, run.stop.patience) if run.stop else None
         best = run.checkpoint.best if run.checkpoint else None
         self._best = BestCheckpoints(best.on, best.keep, best.mode) if best else None
-        self._unseen = _named_metrics(run)
+        self._unseen = {"run.show": {*run.show}, "run.stop.on": {run.stop.on} if run.stop else set[str]()}
+        self._unseen["run.checkpoint.best.on"] = {best.on} if best else set[str]()
         """Key -> the metrics that it names and that no row has had."""
         self._warnings: list[str] = []
         self._uncounted: dict[str, Event] = {}
@@ -65,7 +66,11 @@ class Judge:
         if not_finite and not self._ignores_nan and not self.fault:
             self.fault, self._wrong_step = described(not_finite), row["step"]
         elif self._ignores_nan:
-            self._warn(not_finite)
+            for one in not_finite:
+                if one.metric not in self._warned:
+                    self._warned.add(one.metric)
+                    goes_on = "the run goes on, and later ones are not reported"
+                    self._warnings.append(f"{described([one])}; {goes_on}")
         if self._stopping:
             self._stopping.add(row)
         if self._best:
@@ -111,12 +116,6 @@ class Judge:
         """Returns whether no metric of a step or of an earlier one makes the run fail."""
         return step < self._wrong_step
 
-    def _warn(self, not_finite: Sequence[NotFinite]) -> None:
-        for one in not_finite:
-            if one.metric not in self._warned:
-                self._warned.add(one.metric)
-                self._warnings.append(f"{described([one])}; the run goes on, and later ones are not reported")
-
     def warnings(self) -> list[str]:
         """Returns the warnings since the last call."""
         found, self._warnings = self._warnings, []
@@ -134,15 +133,6 @@ class Judge:
         """Returns the best checkpoints of those of `steps`, the best first; none if the recipe does not
         ask for them."""
         return self._best.among(steps) if self._best else []
-
-
-def _named_metrics(run: Run) -> dict[str, set[str]]:
-    named = {"run.show": set(run.show)}
-    if run.stop:
-        named["run.stop.on"] = {run.stop.on}
-    if run.checkpoint and run.checkpoint.best:
-        named["run.checkpoint.best.on"] = {run.checkpoint.best.on}
-    return named
 
 
 def described(not_finite: Sequence[NotFinite]) -> str:

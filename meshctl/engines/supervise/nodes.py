@@ -24,8 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.connection import BEAT_S, JOIN_S, Handshake, beat_s
-from meshctl.engines.supervise.arrivals import Arrivals
+from meshctl.engines.connection import BEAT_S, JOIN_S, Arrivals, Handshake, beat_s
 from meshctl.engines.supervise.examination import Examination, Examined, Refused, Silent
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
@@ -141,8 +140,8 @@ class Nodes:
 
     def local_pids(self) -> dict[int, int]:
         """Returns the pids of the node processes, where all of them are on this machine."""
-        joined = {} if self._lease_s else self._nodes
-        return {number: node.pid for number, node in joined.items() if node.connection and node.pid}
+        known = {} if self._lease_s else self._nodes
+        return {number: node.pid for number, node in known.items() if node.connection and node.pid}
 
     def has_joined(self, number: int) -> bool:
         """Returns whether a node has connected, now or earlier."""
@@ -287,7 +286,7 @@ class Nodes:
             if file == self._listener.fileno():
                 self._arrivals.accept()
             elif file in self._arrivals:
-                for peer in self._arrivals.receive(file):
+                if peer := self._arrivals.receive(file):
                     self._owners[file] = peer.node
                     self._join(peer.node, peer.connection, now)
             elif (owner := self._owners.get(file)) is not None and owner in self._nodes:
@@ -358,7 +357,6 @@ class Nodes:
     # Messages of nodes
 
     def _receive(self, number: int, node: _Node, now: float) -> list[Report]:
-        """Handles what has arrived from a node."""
         if node.connection is None:
             return []
         reports: list[Report] = []

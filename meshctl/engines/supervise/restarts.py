@@ -46,7 +46,7 @@ class Restarts:
         self._allowed = allowed
         self._times: list[float] = []
         """The times of the restarts, in seconds of the monotonic clock."""
-        self._seen: set[tuple[str, int | None, str]] = set()
+        self._seen: set[tuple[str, int | None, str] | None] = set()
         """The exceptions that have ended attempts: stage, step and type."""
         self._has_begun = False
         """True if an attempt has begun a step."""
@@ -67,7 +67,10 @@ class Restarts:
             return "`run.restarts` is left out"
         if not self._has_begun:
             return "it failed before step 1"
-        if self._is_repeated(cause) and not is_without_worker:
+        key = self._key(cause)
+        is_repeated = key is not None and key in self._seen
+        self._seen.add(key)
+        if is_repeated and not is_without_worker:
             return "the same exception was raised in the same step before"
         if not self.left(now):
             times = counted(self._allowed.times, "restart")
@@ -79,10 +82,9 @@ class Restarts:
         """Returns whether a single group is started again because of a failure, and counts the restart if it
         is. Where it is not, the whole run may be (`refusal`)."""
         key = self._key(cause)
-        if not self.left(now) or key in self._seen:
+        if not self.left(now) or (key and key in self._seen):
             return False
-        if key:
-            self._seen.add(key)
+        self._seen.add(key)
         self._times.append(now)
         return True
 
@@ -100,15 +102,6 @@ class Restarts:
         if cause.priority is not Priority.OWN or cause.code is not None or cause.step is None:
             return None
         return cause.stage, cause.step, cause.error.partition(":")[0]
-
-    def _is_repeated(self, cause: Cause) -> bool:
-        """Notes an exception, and returns whether it has ended an attempt before."""
-        exception = self._key(cause)
-        if exception is None:
-            return False
-        is_repeated = exception in self._seen
-        self._seen.add(exception)
-        return is_repeated
 
 
 PREFIX = "restarts/"

@@ -11,11 +11,10 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.engines.engine import Handle, Job
 from meshctl.engines.supervise.cause import Cause
-from meshctl.engines.supervise.disk_watch import LauncherWatch
+from meshctl.engines.supervise.disk_watch import LauncherWatch, RunFiles
 from meshctl.engines.supervise.elastic import Elastic, Present
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.restarts import Restarts
-from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.signals import Signals
 from meshctl.network.control_store import StoreClient
 from meshctl.plan.resizing import Device
@@ -50,15 +49,14 @@ class Observers:
                 method(observer)
             except Exception as error:  # no error of an observer may end the run
                 self._observers.remove(observer)
-                if not (isinstance(error, OSError) and error.errno in CLOSED):
-                    _warn(observer, error)
-
-
-def _warn(observer: Observer, error: Exception) -> None:
-    text = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else error
-    line = f"warning: {type(observer).__name__} is stopped: {type(error).__name__}: {text}"
-    with suppress(OSError):  # stderr is closed
-        print(line, file=sys.stderr, flush=True)
+                if isinstance(error, OSError) and error.errno in CLOSED:
+                    continue
+                text = str(error)
+                if isinstance(error, OSError) and error.filename:
+                    text = f"{error.strerror}: {error.filename}"
+                line = f"warning: {type(observer).__name__} is stopped: {type(error).__name__}: {text}"
+                with suppress(OSError):  # stderr is closed
+                    print(line, file=sys.stderr, flush=True)
 
 
 FAILED, UNFIT = 5, 4

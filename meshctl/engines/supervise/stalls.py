@@ -29,10 +29,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.node.stacks import ProcessState, is_stopped
+from meshctl.engines.node.progress import ProcessState, is_stopped
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.waits import (
     Known,
@@ -127,6 +126,9 @@ class StallWatch(Watch):
         process that reports workers is stopped."""
         self._plan, self._ask, self._log, self._is_stopping = plan, ask, log, is_stopping
         self._is_suspended, self._has_stopped = is_suspended, has_stopped
+        patience = [plan.run.patience, *(stage.patience for stage in plan.stages)]
+        self._least_s = min([REPORT_S, *filter(None, patience)])
+        """The shortest time for which a worker stands before anything is done about it."""
         self._positions: dict[Worker, _Position] = {}
         self._advanced: dict[Worker, float] = {}
         """Worker -> when its last event arrived."""
@@ -231,7 +233,7 @@ class StallWatch(Watch):
         self._polled = now
         if self._open:
             yield from self._answered(self._open)
-        elif any(self._age(worker) >= self._least_limit for worker in self._positions):
+        elif any(self._age(worker) >= self._least_s for worker in self._positions):
             for end in self._ends(*self._situation()):
                 if not self._open:
                     self._consider(end)
@@ -249,11 +251,6 @@ class StallWatch(Watch):
                     value = {"workers": [], "advanced": [name], "seconds": seconds, "text": [text]}
                     yield Note("stall", value)
 
-    @property
-    def _least_limit(self) -> float:
-        patience = [self._plan.run.patience, *(stage.patience or 0.0 for stage in self._plan.stages)]
-        return min([REPORT_S, *filter(None, patience)])
-
     def _age(self, worker: Worker) -> float:
         """Returns the seconds for which a worker stands. They start again after a jump of the clock."""
         since = self._positions[worker].since
@@ -265,20 +262,9 @@ class StallWatch(Watch):
 
     def _situation(self) -> tuple[Known, dict[Worker, Wait]]:
         records = {worker: position.record for worker, position in self._positions.items()}
-        done = frozenset(self._done | self._exited)
-        in_torch = {
-            worker
-            for worker, since in self._in_torch.items()
-            if worker in records and self._positions[worker].since == since
-        }
-        known = Known(
-            records,
-            dict(self._phases),
-            frozenset(self._begun),
-            done,
-            frozenset(in_torch),
-            self._is_stopping(),
-        )
+        done, of_torch = self._done | self._exited, self._in_torch.items()
+        in_torch = {one for one, since in of_torch if one in records and self._positions[one].since == since}
+        known = Known(records, self._phases, self._begun, done, in_torch, self._is_stopping())
         waits = {
             worker: waits_of(self._plan, known, worker)
             for worker in records
@@ -307,10 +293,11 @@ class StallWatch(Watch):
         first = end[0]
         age, patience = self._age(first), self._patience(first)
         together = tuple(worker for worker in end if self._age(worker) >= age - ROUND_S)
-        key = first, self._positions[first].since
+        report_s = max(REPORT_S, LONGEST_TIMES * self._longest_of(first))
+        is_reported = (first, self._positions[first].since) in self._reported
         if age >= patience:
             self._begin(together, patience)
-        elif age >= self._report_limit(first) and key not in self._reported:
+        elif age >= (report_s if self._steps.get(first) else FIRST_STEP_S) and not is_reported:
             self._begin(together, 0.0)
 
     def _begin(self, workers: tuple[Worker, ...], limit_s: float) -> None:
@@ -323,11 +310,6 @@ class StallWatch(Watch):
             by_node.setdefault(node, []).append((group, rank, self._pids[group, rank]))
         for node, processes in by_node.items():
             self._ask(node, processes)
-
-    def _report_limit(self, worker: Worker) -> float:
-        if not self._steps.get(worker):
-            return FIRST_STEP_S
-        return max(REPORT_S, LONGEST_TIMES * self._longest_of(worker))
 
     def _patience(self, worker: Worker) -> float:
         """Returns the seconds after which a worker that stands ends the run. A stage that has taken longer
@@ -345,9 +327,9 @@ class StallWatch(Watch):
     def _longest_of(self, worker: Worker) -> float:
         record = self._positions[worker].record
         stage = stage_of(self._plan, record)
-        name = stage.name if stage is not None and record.activity != Activity.SAVING else ""
-        is_timed = bool(name) or record.activity == Activity.SAVING
-        return self._longest.get((worker[0], name), 0.0) if is_timed else 0.0
+        if record.activity == Activity.SAVING:
+            return self._longest.get((worker[0], ""), 0.0)
+        return self._longest.get((worker[0], stage.name), 0.0) if stage else 0.0
 
     def _answered(self, asked: _Open) -> Iterator[Finding]:
         """Yields the stall for which states and stacks were asked, once they have arrived."""
@@ -393,7 +375,8 @@ class StallWatch(Watch):
             for worker in workers
             if worker not in known
             and worker in self._states
-            and not known_wait(self._positions[worker].record)
+            and not (record := self._positions[worker].record).collective
+            and record.peer < 0
             and is_in_torch_collective(self._states[worker].stack)
         ]
         self._in_torch.update((worker, self._positions[worker].since) for worker in found)
@@ -437,9 +420,8 @@ class StoppedWatch(Watch):
         stopped = {agent for agents in self._agents.values() for agent in agents}
         for node, pid in pids.items():
             if is_stopped(pid):
-                stopped.add(
-                    ("the fork server" if len(pids) == 1 else f"the node process of node {node}", pid)
-                )
+                name = "the fork server" if len(pids) == 1 else f"the node process of node {node}"
+                stopped.add((name, pid))
         self._since = {one: self._since.get(one, now) for one in stopped}
         self._reported &= stopped
         for (what, pid), since in self._since.items():
@@ -452,11 +434,6 @@ class StoppedWatch(Watch):
                 self._advanced = math.inf  # it ends the run once
                 advanced = f"no worker has advanced for {self._patience_s:.0f} s (`run.patience`)"
                 yield Fault(Cause(Priority.OWN, f"{what} is stopped (SIGSTOP), and {advanced}"))
-
-
-def known_wait(record: Record) -> bool:
-    """Returns whether a record itself contains the reason of its worker's wait."""
-    return bool(record.collective) or record.peer >= 0
 
 
 def by_suspicion(
@@ -497,7 +474,7 @@ CHAIN_MAX = 6
 SHOWN_MAX = 2
 """Maximum number of workers whose stacks a report shows."""
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
 _BACKGROUND = f"{_RUNTIME}background.py"
 """The file that runs a thread beside training, and waits for it."""
@@ -506,22 +483,16 @@ _CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
 """The files that call a component: frames outside of them are not the user's."""
 
 
-class Frame(NamedTuple):
-    file: str
-    line: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.name}"
-
-
 def report_of(plan: Plan, stall: Stall) -> list[str]:
     """Returns the lines of a report for a terminal."""
     lines = [f"stalled for {stall.seconds:.0f} s: {_end_text(plan, stall)}"]
     shown = stall.chain[-CHAIN_MAX:]
     if len(stall.chain) > len(shown):
         lines.append(f"  {len(stall.chain) - len(shown)} more wait for these:")
-    lines += [f"  {_wait_text(stall, worker, target)}" for worker, target in shown]
+    for worker, target in shown:
+        wait = stall.waits[worker]
+        more = f" and {len(wait.workers) - 1} more" if len(wait.workers) > 1 else ""
+        lines.append(f"  {name_of(worker)} waits for {name_of(target)}{more}: {wait.what}")
     if is_circle(stall):
         lines += [f"  {name_of(worker)}: {doing_of(plan, stall.known, worker)}" for worker in stall.workers]
     for worker in stall.workers[:SHOWN_MAX]:
@@ -553,13 +524,6 @@ def is_circle(stall: Stall) -> bool:
     return any(stall.waits[worker].workers for worker in stall.workers)
 
 
-def _wait_text(stall: Stall, worker: Worker, target: Worker) -> str:
-    wait = stall.waits[worker]
-    others = len(wait.workers) - 1
-    more = f" and {others} more" if others else ""
-    return f"{name_of(worker)} waits for {name_of(target)}{more}: {wait.what}"
-
-
 def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
     name = name_of(worker)
     if state.is_stopped:
@@ -574,30 +538,23 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
 
 
 def frames_of(state: ProcessState) -> Sequence[str]:
-    """Returns the frames of the user's code in the main thread, or in the thread for which it waits,
-    innermost first, and then the innermost frame of a library. Without such frames, returns the frames of
-    meshctl."""
+    """Returns the frames of the user's code in the main thread, or in the thread that writes an asynchronous
+    checkpoint if it waits for that, innermost first, and then the innermost frame of a library. Without such
+    frames, returns the frames of meshctl."""
     if not state.stack:
         return []
-    lines = _shown_thread(state.stack)
-    found = [Frame(**match.groupdict()) for line in lines if (match := _FRAME.match(line))]
-    end = next((number for number, frame in enumerate(found) if frame.file in _CALLER), len(found))
-    own = [frame for frame in found[:end] if not frame.file.startswith(_RUNTIME)]
-    users = [frame for frame in own if not _LIBRARY.search(frame.file)]
-    if not users:
-        return [str(frame) for frame in own or found[: FRAMES_MAX // 2]]
-    inner = [f"(inside, {own[0]})"] if own[0] not in users else []
-    return [str(frame) for frame in users[: FRAMES_MAX - 1]] + inner
-
-
-def _shown_thread(stack: str) -> Sequence[str]:
-    """Returns the lines of the main thread, or, if it waits for an asynchronous checkpoint, the lines of the
-    thread that writes it."""
-    main = main_thread(stack)
-    if not any(_BACKGROUND in line for line in main):
-        return main
-    others = (text.splitlines()[1:] for text in stack.partition("Current thread")[0].split("Thread 0x"))
-    return next((lines for lines in others if any(_BACKGROUND in line for line in lines)), main)
+    lines = main_thread(state.stack)
+    if any(_BACKGROUND in line for line in lines):
+        others = state.stack.partition("Current thread")[0].split("Thread 0x")
+        lines = next((text for text in others if _BACKGROUND in text), "\n".join(lines)).splitlines()
+    found = [match.groups() for line in lines if (match := _FRAME.match(line))]
+    end = next((number for number, frame in enumerate(found) if frame[0] in _CALLER), len(found))
+    own = [frame for frame in found[:end] if not frame[0].startswith(_RUNTIME)]
+    users = [frame for frame in own if not _LIBRARY.search(frame[0])]
+    texts = [
+        "{}:{} in {}".format(*frame) for frame in users[: FRAMES_MAX - 1] or own or found[: FRAMES_MAX // 2]
+    ]
+    return [*texts, "(inside, {}:{} in {})".format(*own[0])] if users and own[0] not in users else texts
 
 
 def cause_of(plan: Plan, stall: Stall, log: str) -> Cause:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from meshctl.engines.supervise import arrivals
+from meshctl.engines import connection
 from meshctl.network.connection import (
     HANDSHAKE_BYTES_MAX,
     RECEIVE_BYTES,
@@ -31,11 +31,11 @@ class _Client:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._loop, self._socket, self._received = asyncio.get_running_loop(), sock, b""
+        self._loop, self.socket, self._received = asyncio.get_running_loop(), sock, b""
 
     async def read(self) -> None:
         """Waits until bytes arrive. Raises `OSError` if the client has ended."""
-        data = await self._loop.sock_recv(self._socket, RECEIVE_BYTES)
+        data = await self._loop.sock_recv(self.socket, RECEIVE_BYTES)
         if not data:
             raise ConnectionResetError
         self._received += data
@@ -50,7 +50,7 @@ class _Client:
         return parsed(line)
 
     async def send(self, message: Message) -> None:
-        await self._loop.sock_sendall(self._socket, encoded(message))
+        await self._loop.sock_sendall(self.socket, encoded(message))
 
     async def authenticate(self, token: str) -> None:
         """Raises `ProtocolError` for a client without the token."""
@@ -60,9 +60,6 @@ class _Client:
         if not is_proof(answer.get("proof"), proof_of(token, CLIENT, *nonces)):
             raise ProtocolError("the token is wrong")
         await self.send({"value": True})
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 class StoreServer:
@@ -74,7 +71,7 @@ class StoreServer:
         self._values: dict[str, str] = {}
         self._awaited: dict[str, asyncio.Event] = {}
         """Key -> the event that it is set, for the keys that clients wait for."""
-        self._places = asyncio.Semaphore(arrivals.STRANGERS_MAX)
+        self._places = asyncio.Semaphore(connection.STRANGERS_MAX)
         """The clients that may authenticate at the same time. Further ones wait in the listener's queue."""
         self._strangers: dict[asyncio.Timeout, str] = {}
         """The time limit of each client that authenticates -> its host."""
@@ -113,12 +110,16 @@ class StoreServer:
 
     async def _serve_client(self, client: _Client, host: str) -> None:
         """Serves a client that authenticates in time, until it ends."""
-        limit = asyncio.timeout(arrivals.STRANGER_S)
+        limit = asyncio.timeout(connection.STRANGER_S)
         try:
             try:
                 async with limit:
                     self._strangers[limit] = host
-                    self._make_room()
+                    crowd = connection.crowd_of(self._strangers.values())
+                    soon = self._loop.time() + connection.CROWDED_S
+                    for other, its_host in self._strangers.items():
+                        if its_host == crowd and (other.when() or soon) > soon:
+                            other.reschedule(soon)  # the crowd has less time
                     await client.authenticate(self._token)
             finally:
                 self._strangers.pop(limit, None)
@@ -129,14 +130,7 @@ class StoreServer:
         except (OSError, ProtocolError, LookupError, TypeError, ValueError):
             pass  # it has ended, or is no client
         finally:
-            client.close()
-
-    def _make_room(self) -> None:
-        """Leaves less time to the crowd, if there is one."""
-        crowd, soon = arrivals.crowd_of(self._strangers.values()), self._loop.time() + arrivals.CROWDED_S
-        for limit, host in self._strangers.items():
-            if host == crowd and (limit.when() or soon) > soon:
-                limit.reschedule(soon)
+            client.socket.close()
 
     async def _value(self, client: _Client, request: Message) -> Any:
         """Returns the answer to a request; None after the time limit of one that waits."""

@@ -27,13 +27,12 @@ from meshctl.engines.engine import CannotStart, Engine, Job, nodes_of
 from meshctl.engines.node.rendezvous import serve
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
-from meshctl.engines.supervise.disk_watch import LauncherWatch
+from meshctl.engines.supervise.disk_watch import LauncherWatch, RunFiles
 from meshctl.engines.supervise.elastic import Elastic, sizes_event
 from meshctl.engines.supervise.examination import Examination
 from meshctl.engines.supervise.head import Head
 from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.restarts import Restarts
-from meshctl.engines.supervise.run_files import RunFiles
 from meshctl.engines.supervise.session import FAILED, UNFIT, Observers, Outcome, Session
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.store_server import StoreServer
@@ -132,7 +131,13 @@ class Supervisor:
             handle = engine.start(job) if environ is None else engine.attach(job, environ)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
-        nodes = self._nodes(job, nodes_listener)
+        can_lose = job.resize is not None
+        examination = Examination(job.plan, job.run, job.needs, engine.shares_files, can_lose)
+        nodes = Nodes(
+            *(nodes_listener, job.token, engine.lease_s, engine.join_limit_s, job.plan.digest),
+            reads_clocks=job.plan.run.trace is not None,
+            examination=examination if engine.examines_nodes else None,
+        )
         journal = Journal(job.run.journal("launcher"))
         watch = LauncherWatch.of(attempt, self._signals, handle)
         views, outcome = Observers([]), Outcome(70)
@@ -141,11 +146,8 @@ class Supervisor:
             control = stores.serve(job.token)
             views = Observers(observers())
             session = Session(
-                *(job, handle, nodes, stores.torch_address, control, journal),
-                *(files, views),
-                self._signals,
-                watch,
-                lambda: self._clock() >= ends_at,
+                *(job, handle, nodes, stores.torch_address, control, journal, files, views),
+                *(self._signals, watch, lambda: self._clock() >= ends_at),
                 Elastic(job.plan, job.resize and partial(nodes.while_beating, job.resize)),
                 Restarts(job.plan.run.restarts),
             )
@@ -157,21 +159,6 @@ class Supervisor:
             for one in (handle, nodes, stores, journal, watch):
                 one.close()
         return _with_results(outcome, files)
-
-    def _nodes(self, job: Job, listener: socket.socket) -> Nodes:
-        engine, reads_clocks = self._engine, job.plan.run.trace is not None
-        limits = engine.lease_s, engine.join_limit_s
-        examination = Examination(
-            job.plan, job.run, job.needs, engine.shares_files, can_lose=job.resize is not None
-        )
-        return Nodes(
-            listener,
-            job.token,
-            *limits,
-            job.plan.digest,
-            reads_clocks=reads_clocks,
-            examination=examination if engine.examines_nodes else None,
-        )
 
     def _attempts(self, session: Session, attempt: Attempt) -> Outcome:
         restarts, elastic = session.restarts, session.elastic

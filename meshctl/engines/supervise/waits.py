@@ -15,8 +15,9 @@ without a record advances.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import field
+from itertools import chain
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.supervise.collective_check import place_of, ranks_of
@@ -74,14 +75,8 @@ def chain_to(waits: Waits, end: Sequence[Worker]) -> list[tuple[Worker, Worker]]
                 seen.add(worker)
                 found.append((worker, target))
                 queue.append(worker)
-    return [*reversed(found), *_inside(waits, end)]
-
-
-def _inside(waits: Waits, end: Sequence[Worker]) -> Iterator[tuple[Worker, Worker]]:
-    for worker in end:
-        target = next((one for one in waits.get(worker, ()) if one in end), None)
-        if target is not None:
-            yield worker, target
+    inside = [[(worker, one) for one in waits.get(worker, ()) if one in end][:1] for worker in end]
+    return [*reversed(found), *chain.from_iterable(inside)]
 
 
 def _waiting(waits: Waits) -> Waits:

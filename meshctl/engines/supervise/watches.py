@@ -4,13 +4,13 @@
     watch.receive(message, now)           # messages of nodes
     for found in watch.poll(now): ...     # a `Note` becomes an event, a `Fault` is a reason of the end
 
-The larger watches have files of their own: `stalls`, `collective_check`, `disk_watch` and `run_files`.
+The larger watches have files of their own: `stalls`, `collective_check` and `disk_watch`.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,12 +40,12 @@ class Fault(NamedTuple):
 Finding = Note | Fault
 
 
-def warning(text: str) -> Note:
-    return Note("warning", {"text": text})
-
-
 class Watch:
     """Looks for one kind of trouble."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+        """The findings since the last poll."""
 
     def add(self, event: Event, now: float) -> None:
         """Processes an event of a process of the attempt."""
@@ -58,7 +58,8 @@ class Watch:
 
     def poll(self, now: float) -> Iterable[Finding]:
         """Returns what was found since the last call."""
-        return ()
+        findings, self._findings = self._findings, []
+        return findings
 
 
 SLOW_TIMES = 2.0
@@ -99,10 +100,10 @@ class Stragglers(Watch):
     one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._stages: dict[tuple[str, str], _Stage] = {}
         self._begun: set[tuple[str, int]] = set()
         """The workers that have completed their first step, which does not count."""
-        self._warnings: list[str] = []
 
     def add(self, event: Event, now: float = 0.0) -> None:
         if event.name != "step" or event.rank is None:
@@ -134,14 +135,10 @@ class Stragglers(Watch):
         own.slow += 1
         if own.slow >= JUDGEMENTS and own.lasting >= LASTING_S and number not in stage.reported:
             stage.reported.add(number)
-            self._warnings.append(
-                f"{group}:{number} is slow: stage {name} takes {1000 * time:.0f} ms without collectives, "
-                f"and {1000 * median:.0f} ms on its peers"
+            takes = f"takes {1000 * time:.0f} ms without collectives, and {1000 * median:.0f} ms on its peers"
+            self._findings.append(
+                Note("warning", {"text": f"{group}:{number} is slow: stage {name} {takes}"})
             )
-
-    def poll(self, now: float = 0.0) -> Iterator[Note]:
-        found, self._warnings = self._warnings, []
-        yield from map(warning, found)
 
 
 class Clocks(Watch):
@@ -150,22 +147,16 @@ class Clocks(Watch):
     (seconds)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._written: dict[int, Offset] = {}
         """Node -> the measurement that was written last."""
-        self._notes: list[Note] = []
 
     def receive(self, message: Message, now: float) -> None:
         if message["type"] == "clock":
-            node, found = (
-                message["node"],
-                Offset.measured(message["sent"], message["at"], message["received"]),
-            )
+            node = message["node"]
+            found = Offset.measured(message["sent"], message["at"], message["received"])
             last = self._written.get(node)
             if last is None or found.error < last.error_at(found.at):
                 self._written[node] = found
                 value = {"node": node, "offset": found.value, "error": found.error, "at": found.at}
-                self._notes.append(Note("clock", value))
-
-    def poll(self, now: float) -> Iterator[Note]:
-        notes, self._notes = self._notes, []
-        yield from notes
+                self._findings.append(Note("clock", value))

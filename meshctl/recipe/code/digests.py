@@ -16,18 +16,19 @@ def code_digest(target: str, folders: Sequence[str]) -> str:
     pending, read = [target.rpartition(".")[0].replace(":", ".")], dict[str, bytes]()
     while pending:
         name = pending.pop()
-        if name in read or name.partition(".")[0] == OWN or (path := _file(name, folders)) is None:
+        if name in read or name.partition(".")[0] == OWN or (path := module_file(name, folders)) is None:
             continue
         read[name] = path.read_bytes()
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        pending += _imported(read[name], package)
+        pending += imported_modules(read[name], package)
     found = hashlib.sha256()
     for name in sorted(read):
         found.update(name.encode() + b"\0" + read[name] + b"\0")
     return found.hexdigest()[:16] if read else ""
 
 
-def _file(module: str, folders: Sequence[str]) -> Path | None:
+def module_file(module: str, folders: Sequence[str]) -> Path | None:
+    """Returns the file of a module in one of some folders; None for another module."""
     parts = module.split(".")
     for folder in folders:
         for path in (Path(folder, *parts[:-1], f"{parts[-1]}.py"), Path(folder, *parts, "__init__.py")):
@@ -36,7 +37,7 @@ def _file(module: str, folders: Sequence[str]) -> Path | None:
     return None
 
 
-def _imported(source: bytes, package: str) -> Iterator[str]:
+def imported_modules(source: bytes, package: str) -> Iterator[str]:
     """Yields the modules that a module may import, and names in them that may be modules."""
     try:
         tree = ast.parse(source)
@@ -48,5 +49,4 @@ def _imported(source: bytes, package: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*parents, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))

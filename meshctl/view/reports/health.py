@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from meshctl.diagnostics.health import STATES, Check, tally
+from meshctl.diagnostics import STATES, Check, tally
 from meshctl.view.reports.text import shown
 
 COLORS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
