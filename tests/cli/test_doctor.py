@@ -18,7 +18,7 @@ from meshctl.cli import doctor as command
 from meshctl.cli.doctor import RECIPE, check_of, doctor, gpu_names, path_runs
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import engine_named
 from meshctl.engines.node.visible_devices import hardware_names, numbers_on_node

@@ -1,11 +1,8 @@
-"""One process that has imported torch launches every run of these tests; see `driver.py`."""
+"""Every run of these tests is launched by the command server; see `driver.py`."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,9 +14,9 @@ import pytest
 from meshctl.plan.model import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
-from processes import TIMEOUT, Launch, Launched, Start, alive, litter
+from processes import Launch, Launched, Start, litter
 
-from tests.command_server import Started
+from tests.command_server import Started, server
 
 
 @pytest.fixture
@@ -42,47 +39,21 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture(scope="session")
-def driver(temporary: Path) -> Iterator[subprocess.Popen[str]]:
-    script = Path(__file__).with_name("driver.py")
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"TMPDIR": str(temporary)},
-    ) as process:
-        yield process
-        assert process.stdin
-        process.stdin.close()
-        process.wait(TIMEOUT)
-
-
 @pytest.fixture
-def launch(driver: subprocess.Popen[str], temporary: Path, tmp_path: Path) -> Iterator[Launch]:
+def launch(temporary: Path, tmp_path: Path) -> Iterator[Launch]:
     """`launch(plan, mode)`. At the end, checks that no process and no file of the run is left."""
-    before, seen = litter(temporary), set()
+    before, runs = litter(temporary), list[Launched]()
 
-    def start(
-        plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path, **more: object
-    ) -> Launched:
-        (folder / "code").unlink(missing_ok=True)
-        request = {
-            "plan": json.loads(plan.to_json()),
-            "folder": str(folder),
-            "env": {"MODE": mode},
-            "again": again,
-            **more,
-        }
-        assert driver.stdin and driver.stdout
-        driver.stdin.write(json.dumps(request) + "\n")
-        driver.stdin.flush()
-        launched = Launched(folder, json.loads(driver.stdout.readline())["pid"])
-        seen.add(launched.pid)
-        return launched
+    def start(plan: Plan, mode: str = "", again: bool = False, folder: Path = tmp_path) -> Launched:
+        (folder / "out").unlink(missing_ok=True)
+        words = f"Path({str(folder)!r}), {plan.to_json()!r}, {again}"
+        program = f"from pathlib import Path\nfrom tests.engines.driver import launch\nraise SystemExit(launch({words}))"
+        environ = {**os.environ, "MODE": mode, "TMPDIR": str(temporary)}
+        pid = server().start(folder, env=environ, program=program, files=[folder / "out"])
+        runs.append(Launched(folder, pid))
+        return runs[-1]
 
     yield start
-    for pid in seen:
-        if alive(pid):
-            os.kill(pid, signal.SIGKILL)
+    for run in runs:
+        run.kill()
     assert litter(temporary) - before == set()

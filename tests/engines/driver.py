@@ -1,33 +1,25 @@
-"""Launches plans for the tests of the engines: imports torch once, then forks one launcher per line that it
-reads.
+"""Launches a plan for the tests of the engines, in a fork of the command server, which has imported torch.
 
-    stdin    {"plan": {...}, "folder": PATH, "env": {...}}      a plan as JSON, a folder for everything
-    stdout   {"pid": n}                                          of the launcher
-
-The folder then contains `out` (the launcher's output), `code` (its exit code, unless it was killed) and `run`
-(the name of the run directory). Workers run a few steps with an all_reduce over their group, and then behave
-as MODE states.
+Workers run a few steps with an all_reduce over their group, and then behave as MODE states.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing.util
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import meshctl.engines.node.node_process as _node_process  # imported before any fork, as the command does
 from meshctl.cli.launch import print_cause
 from meshctl.engines.engine import Job
 from meshctl.engines.local import LocalEngine
@@ -62,7 +54,6 @@ def worker(environ: Mapping[str, str]) -> int:
     path, group, rank = Path(environ["MESHCTL_PLAN"]), environ["MESHCTL_GROUP"], int(environ["RANK"])
     plan, run, mode = Plan.read(path), RunDir.of_plan(path), environ["MODE"].split()
     journal = Journal(run.journal(f"{group}-{rank}"), group, rank)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     chosen = f"{group}:{rank}" in mode
     if "first" in mode and run.read_start().attempt:
         chosen = False
@@ -154,47 +145,22 @@ def misbehave(mode: list[str], journal: Journal) -> None:
         time.sleep(0.1)
 
 
-def launch(request: Mapping[str, Any]) -> int:
-    folder = Path(str(request["folder"]))
-    plan = Plan.from_json(json.dumps(request["plan"]))
-    resume = RunDir(Path((folder / "run").read_text())) if request.get("again") else None
+def launch(folder: Path, plan: str, again: bool) -> int:
+    """Launches a plan, or continues its run. `folder` then contains `run`, the name of the run directory."""
+    os.dup2(1, 2)
+    tempfile.tempdir = None  # the server has asked for another one
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have said nohup
+    resume = RunDir(Path((folder / "run").read_text())) if again else None
     try:
-        attempt = begin(plan, "name: test\n", (str(folder), os.getcwd()), resume)
+        attempt = begin(Plan.from_json(plan), "name: test\n", (str(folder), os.getcwd()), resume)
     except RunHeld as error:
         print(error)
         return 4
     (folder / "run").write_text(str(attempt.run.path))
     with Signals().handled() as signals:
-        job = Job(plan, attempt.run, worker, keep=(attempt.lock,))
+        job = Job(attempt.plan, attempt.run, worker, keep=(attempt.lock,))
         over = folder / "over"  # where this file is, no time is left
         supervisor = Supervisor(LocalEngine(), signals, lambda: math.inf if over.exists() else 0.0)
         outcome = supervisor.run(job, attempt, lambda: [tracker_named("jsonl", attempt.run)])
     print_cause(outcome)
     return outcome.code
-
-
-def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    assert _node_process
-    for line in sys.stdin:
-        request = json.loads(line)
-        if pid := os.fork():
-            print(json.dumps({"pid": pid}), flush=True)
-            continue
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may have said nohup
-        os.setsid()
-        folder = Path(request["folder"])
-        out = os.open(folder / "out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(request["env"])
-        code = launch(request)
-        (folder / "code").write_text(str(code))
-        sys.stdout.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    main()

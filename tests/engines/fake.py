@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from meshctl.diagnostics.health import Check
-from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.connection import join
-from meshctl.engines.engine import Exited, Handle, Job, Rendered, agent_commands, groups_on, nodes_of
+from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
+from meshctl.engines.local import LocalEngine
+from meshctl.engines.remote import ConnectedNodes
 from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
-from meshctl.run.directory import NO_START, RunDir, Start
+from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal, Observer
 from tests.hang import HANG_S
 
@@ -53,10 +53,8 @@ FakeMain = Callable[[FakeWorker], int]
 """Runs a worker; returns its exit code."""
 
 
-class FakeEngine:
-    host = "127.0.0.1"
+class FakeEngine(LocalEngine):
     join_limit_s = HANG_S
-    examines_nodes, shares_files = False, True
 
     def __init__(
         self,
@@ -67,18 +65,7 @@ class FakeEngine:
         self.supervisor, self.lease_s = supervisor, lease_s
         self._worker = worker
 
-    def preflight(self, plan: Plan, start: Start) -> None:
-        pass
-
-    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        return ()
-
-    def render(
-        self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
-    ) -> Rendered:
-        return Rendered(agent_commands(plan, run, head), {run.path / "fake.sh": "#!/bin/sh\n"})
-
-    def start(self, job: Job) -> Handle:
+    def start(self, job: Job) -> Handle:  # type: ignore[override]
         return self.attach(job, {})
 
     def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
@@ -88,51 +75,28 @@ class FakeEngine:
         return ()
 
 
-class FakeHandle:
+class FakeHandle(ConnectedNodes):
     """The nodes of a plan as threads."""
 
-    replaces_nodes = False
-
     def __init__(self, job: Job, worker: FakeMain) -> None:
-        self.address = job.head
-        self._job, self._worker = job, worker
+        super().__init__(job)
+        self._worker = worker
         self._nodes: dict[int, FakeNode] = {}
-        self._exited: list[Exited] = []
         self.restart(nodes_of(job.plan))
 
     def poll(self) -> list[Exited]:
-        for number, node in list(self._nodes.items()):
-            if not node.is_alive():
-                del self._nodes[number]
-                self._exited.append(Exited(f"the node process of node {number}", node.code, node=number))
-        exited, self._exited = self._exited, []
-        return exited
-
-    @property
-    def running(self) -> bool:
-        return bool(self._nodes)
-
-    def files(self) -> list[int]:
-        return []
-
-    def node(self, number: int) -> FakeNode:
-        return self._nodes[number]
-
-    def terminate(self) -> None:
-        for node in self._nodes.values():
-            node.end(-signal.SIGTERM)
+        ended = [number for number, node in self._nodes.items() if not node.is_alive()]
+        codes = [(number, self._nodes.pop(number).code) for number in ended]
+        return [Exited(f"the node process of node {number}", code, node=number) for number, code in codes]
 
     def kill(self) -> None:
-        for node in self._nodes.values():
-            node.end(-signal.SIGKILL)
+        for node in self._nodes.values():  # as a signal would: the workers stop, and the connection closes
+            node.code, node.is_ending = -signal.SIGKILL, True
 
     def restart(self, nodes: Sequence[int]) -> bool:
         for number in nodes:
             self._nodes[number] = FakeNode(self._job, number, self._worker)
         return True
-
-    def explain(self, received: signal.Signals) -> str:
-        return ""
 
     def close(self) -> None:
         for node in self._nodes.values():
@@ -146,19 +110,15 @@ class FakeNode(threading.Thread):
         super().__init__(name=f"node {node}", daemon=True)
         self.code = 0
         self._job, self._node, self._worker = job, node, worker
-        self._is_ending = False
+        self.is_ending = False
         self._attempt = -1
         self._workers: dict[str, list[_Worker]] = {}
         """Group -> workers whose exit has not been reported yet."""
         self.start()
 
-    def end(self, code: int) -> None:
-        """Ends the node as a signal would: its workers stop, and its connection closes."""
-        self.code, self._is_ending = code, True
-
     def run(self) -> None:
         connection, _ = join(self._job.head, self._node, self._job.token)
-        while not (self._is_ending or connection.is_closed):
+        while not (self.is_ending or connection.is_closed):
             select.select([connection], [], [], POLL_S)
             for message in connection.receive():
                 self._obey(message)
@@ -178,27 +138,16 @@ class FakeNode(threading.Thread):
                         for worker in workers:
                             worker.signal(message["signal"])
             case "leave":
-                self._is_ending = True
+                self.is_ending = True
 
     def _begin(self, message: Message) -> None:
-        plan = Plan.from_json(message["plan"])
+        plan, run = Plan.from_json(message["plan"]), self._job.run
         self._attempt = message["number"]
+        place = self._attempt, message["control"], self._job.token
         for group in groups_on(plan, self._node):
-            self._workers[group] = [
-                _Worker(
-                    FakeWorker(
-                        plan,
-                        self._job.run,
-                        group,
-                        member.rank,
-                        self._attempt,
-                        message["control"],
-                        self._job.token,
-                    ),
-                    self._worker,
-                )
-                for member in plan.workers(group, self._node)
-            ]
+            ranks = [member.rank for member in plan.workers(group, self._node)]
+            jobs = [FakeWorker(plan, run, group, rank, *place) for rank in ranks]
+            self._workers[group] = [_Worker(job, self._worker) for job in jobs]
 
     def _report(self, connection: Connection) -> None:
         """Reports an agent as ended once all of its workers have ended. Ends them when one fails."""

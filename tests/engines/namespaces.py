@@ -32,15 +32,10 @@ class Hosts:
     def __init__(self, folder: Path, count: int, private: Sequence[Path] = ()) -> None:
         """Each of the folders `private` is empty on every host, and its own one there."""
         self._private = private
-        self.folder, self.names = (
-            folder,
-            [f"mh{os.getpid() % 10_000}-{number}" for number in range(1, count + 1)],
-        )
-        self.bridge, self._net = (
-            f"mb{os.getpid() % 10_000}",
-            f"10.{77 + os.getpid() % 100}.{os.getpid() // 100 % 250}",
-        )
-        self._net_v6 = f"fd88:{os.getpid() % 10_000:x}"
+        pid = os.getpid()
+        self.folder, self.bridge = folder, f"mb{pid % 10_000}"
+        self.names = [f"mh{pid % 10_000}-{number}" for number in range(1, count + 1)]
+        self._net, self._net_v6 = f"10.{77 + pid % 100}.{pid // 100 % 250}", f"fd88:{pid % 10_000:x}"
         self.sshds: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -72,7 +67,7 @@ class Hosts:
         run(f"ip addr add {self.head}/24 dev {self.bridge}")
         run(f"ip addr add {self.head_v6}/64 dev {self.bridge} nodad")
         for number, (name, address) in enumerate(zip(self.names, self.addresses, strict=True), 1):
-            link = f"mv{os.getpid() % 10_000}-{number}"
+            link = self._port(number - 1)
             run(f"ip netns add {name}", f"ip link add {link} type veth peer name eth0 netns {name}")
             run(f"ip link set {link} master {self.bridge} up", f"ip -n {name} addr add {address}/24 dev eth0")
             run(f"ip -n {name} addr add {self.addresses_v6[number - 1]}/64 dev eth0 nodad")
@@ -129,21 +124,8 @@ class Hosts:
         options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
         mounts = [f"mount -t tmpfs tmpfs {path} && " for path in self._private]
         sshd = f'{"".join(mounts)}exec "$0" "$@"'
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            name,
-            "sh",
-            "-c",
-            sshd,
-            SSHD,
-            "-f",
-            "/dev/null",
-            "-D",
-            "-e",
-            *options,
-        ]
+        enter, daemon = f"ip netns exec {name} sh -c".split(), ["-f", "/dev/null", "-D", "-e"]
+        command = [*enter, sshd, SSHD, *daemon, *options]
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 

@@ -12,14 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshctl.engines.node.termination import stat_of
 from meshctl.plan.model import Checkpoint, Cluster, Group, Plan, Program, Run
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Follower
-from tests.command_server import Started
+from meshctl.run.metrics import read
+from tests.cli.small_launch import PARTS, RECIPE
+from tests.command_server import Started, server
 from tests.hang import HANG_S
 from tests.log_text import without_warnings_of_torch
 
 TIMEOUT = HANG_S
+TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
+THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
+THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
+"""The small recipe on two and on three nodes."""
+LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
+"""Overrides with which it ends only when it is asked to."""
+
+
+def written(folder: Path, recipe: str, parts: str = PARTS, **modules: str) -> Path:
+    """Writes a recipe and modules into a folder, and returns the folder."""
+    files = {f"{name}.py": text for name, text in {"parts": parts, **modules}.items()}
+    for name, text in {**files, "recipe.yaml": recipe}.items():
+        (folder / name).write_text(text)
+    return folder
 
 
 def plan_of(
@@ -43,21 +60,42 @@ def plan_of(
     return Plan("test", 0, Cluster(), tuple(placed), (), (), (), run)
 
 
+def runs_in(where: RunDir | Path, name: str = "*") -> list[RunDir]:
+    """Returns a run itself, or the runs of a recipe in a folder."""
+    if isinstance(where, RunDir) or (where / "plan.json").exists():
+        return [where if isinstance(where, RunDir) else RunDir(where)]
+    return [RunDir(path) for path in where.glob(f"runs/{name}/*")]
+
+
+def events_of(where: RunDir | Path, event: str, name: str = "*") -> list[Event]:
+    """Returns the events with a name of a run, or of the runs in a folder, in their order."""
+    found = (one for run in runs_in(where, name) for one in Follower(run.events).in_order())
+    return [one for one in found if one.name == event]
+
+
+def rows_of(where: RunDir | Path) -> list[dict[str, Any]]:
+    """Returns the rows of metrics of a run, or of the run in a folder, without their times, which rise."""
+    rows = [row for run in runs_in(where) for row in read(run.metrics)]
+    times = [row.pop("time") for row in rows]
+    assert times == sorted(times)
+    return rows
+
+
 @dataclass
 class Launched:
     folder: Path
     pid: int
+    code: int | None = None
+    """The exit code of the launcher once it was waited for, or the negative number of a signal."""
 
     @property
     def run(self) -> RunDir:
-        wait(
-            lambda: (self.folder / "run").exists() and (self.folder / "run").read_text() != "",
-            "a run directory",
-        )
-        return RunDir(Path((self.folder / "run").read_text()))
+        path = self.folder / "run"
+        wait(lambda: path.exists() and path.read_text() != "", "a run directory")
+        return RunDir(Path(path.read_text()))
 
     def events(self, name: str) -> list[Event]:
-        return [event for event in Follower(self.run.events).new() if event.name == name]
+        return events_of(self.run, name)
 
     def ready(self, workers: int) -> Launched:
         wait(lambda: len(self.events("ready")) >= workers, f"{workers} ready workers; {self.output()}")
@@ -71,12 +109,8 @@ class Launched:
         wait(lambda: self.last_step() >= step, f"step {step}; {self.output()}")
 
     def pid_of(self, group: str, rank: int, attempt: int = 0) -> int:
-        pids = [
-            int(event.value["pid"])
-            for event in self.events("started")
-            if (event.group, event.rank) == (group, rank)
-        ]
-        return pids[attempt]
+        found = [one for one in self.events("started") if (one.group, one.rank) == (group, rank)]
+        return int(found[attempt].value["pid"])
 
     def named(self, title: str) -> int:
         """Returns the pid of a process of the run by the name that `ps` shows."""
@@ -87,9 +121,14 @@ class Launched:
 
     def end(self) -> int | None:
         """Waits for the launcher's end. Returns its exit code; None if it was killed."""
-        wait(lambda: not alive(self.pid), f"the end of the launcher; {self.output()}")
-        path = self.folder / "code"
-        return int(path.read_text()) if path.exists() else None
+        self.code = server().wait(self.pid) if self.code is None else self.code
+        return self.code if self.code >= 0 else None
+
+    def kill(self) -> None:
+        """Kills a launcher that still runs."""
+        if self.code is None:
+            self.send(signal.SIGKILL)
+            self.end()
 
     def output(self) -> str:
         path = self.folder / "out"
@@ -108,24 +147,21 @@ def wait(condition: Callable[[], bool], what: str, seconds: float = TIMEOUT) -> 
 
 
 def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    with suppress(OSError):
+        return stat_of(f"/proc/{pid}")[0] not in "ZX"
+    return False
 
 
 def name_of(pid: int) -> str:
-    try:
+    with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return ""
 
 
 def parent_of(pid: int) -> int:
     """Returns the parent of a process; 0 if the process has ended."""
-    with suppress(FileNotFoundError, ProcessLookupError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    with suppress(OSError):
+        return int(stat_of(f"/proc/{pid}")[1])
     return 0
 
 

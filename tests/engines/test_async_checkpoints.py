@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import test_exactly_once
-from processes import wait
-from test_exactly_once import Running, rows_of
+from processes import rows_of, wait, written
+from test_exactly_once import Running
 
 from meshctl.run.checkpoints import Manifest
 from meshctl.run.events import Follower
@@ -65,16 +65,14 @@ def waiting_disk(folder: Path, step: int) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(test_exactly_once.RECIPE)
-    return tmp_path
+    return written(tmp_path, test_exactly_once.RECIPE, PARTS)
 
 
 @pytest.fixture
 def whole(folder: Path) -> Running:
     """An uninterrupted run whose checkpoints are written while it waits."""
     launch = Running(folder, "whole").begin(*STEPS, "name=whole")
-    assert launch.end().returncode == 0, launch.done
+    launch.done()
     return launch
 
 
@@ -86,13 +84,12 @@ def test_a_kill_in_flight_leaves_the_checkpoint_before(folder: Path, whole: Runn
         launch.wait_for("saved", 4, count=2)
         launch.wait_for("checkpoint", 2, count=1)
         wait(lambda: (launch.run.checkpoint(4) / "learner").is_dir(), "a copy")
-        os.kill(launch.launcher, signal.SIGKILL)
+        os.kill(launch.pid, signal.SIGKILL)
         launch.end()
         wait(lambda: not launch.workers, "the end of all workers")
     assert launch.run.saved() == 2
     assert {event.group for event in launch.events("saved", 4)} == {"read"}  # whose disk does not wait
-    again = launch.begin(str(launch.run.path)).end()
-    assert again.returncode == 0, again
+    launch.begin(str(launch.run.path)).done()
     assert rows_of(launch.run) == rows_of(whole.run) and launch.run.saved() == 6
     manifest = Manifest.read(launch.run.checkpoint(6))
     assert manifest.damage(launch.run.checkpoint(6)) == "" and len(manifest.files) == 10
@@ -105,7 +102,8 @@ def test_the_next_checkpoint_and_the_end_wait_for_the_one_in_flight(folder: Path
         launch.begin(*STEPS, "name=waits", ASYNC, "run.steps=5")
         launch.wait_for("step", 3)
         assert {event.group for event in launch.events("saving", 4)} <= {"read"}
-    assert launch.end().returncode == 0 and rows_of(launch.run) == rows_of(whole.run)[:5]
+    launch.done()
+    assert rows_of(launch.run) == rows_of(whole.run)[:5]
     for rank in (0, 1):
         order = [
             (event.name, event.step)
@@ -122,10 +120,10 @@ def test_a_requested_checkpoint_that_is_due_as_well_is_one(folder: Path) -> None
     with waiting_disk(folder, 2):
         launch.begin(*STEPS, "name=twice", ASYNC, FOREVER)
         launch.wait_for("step", 3)
-        os.kill(launch.launcher, signal.SIGUSR1)
+        os.kill(launch.pid, signal.SIGUSR1)
     launch.wait_for("checkpoint", 6, count=1)
-    os.kill(launch.launcher, signal.SIGTERM)
-    assert launch.end().returncode == 143
+    os.kill(launch.pid, signal.SIGTERM)
+    assert launch.end() == 143
     steps = [event.step for event in launch.events("checkpoint")]
     assert steps == sorted(set(steps)) and steps[0] == 2
     assert len(launch.events("saved", 4)) == 4
@@ -139,11 +137,11 @@ def test_sigterm_waits_within_the_grace(opens: bool, folder: Path) -> None:
         grace = "run.grace=40" if opens else "run.grace=1"
         launch.begin(*STEPS, "name=term", ASYNC, FOREVER, grace)
         launch.wait_for("saving", 4)
-        os.kill(launch.launcher, signal.SIGTERM)
+        os.kill(launch.pid, signal.SIGTERM)
         launch.wait_for("stopping", count=1)
         if not opens:
             launch.end()
-    assert launch.end().returncode == 143
+    assert launch.end() == 143
     last = max(event.step or 0 for event in launch.events("step"))
     assert launch.run.saved() == (last if opens else 2) and launch.workers == []
 
@@ -151,7 +149,7 @@ def test_sigterm_waits_within_the_grace(opens: bool, folder: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_processes_may_die_at_any_moment(folder: Path, seed: int) -> None:
-    (folder / "parts.py").write_text(test_exactly_once.PARTS)
-    (folder / "recipe.yaml").write_text(test_exactly_once.RECIPE.replace("keep: 2", "keep: 2, async: true"))
+    recipe = test_exactly_once.RECIPE.replace("keep: 2", "keep: 2, async: true")
+    written(folder, recipe, test_exactly_once.PARTS)
     kills = test_exactly_once.generated(seed, 5, 60)
     assert test_exactly_once.check(folder, 60, kills, seed) >= 4

@@ -12,17 +12,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from processes import alive, family, litter, name_of, wait
+from processes import alive, events_of, family, litter, name_of, rows_of, runs_in, wait
 
-from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, events_of
-from meshctl.run.metrics import Row, read
+from meshctl.run.metrics import Row
 from tests.paths import ROOT
 
 CHAOS_S = float(os.environ.get("MESHCTL_CHAOS_S", "600"))
@@ -69,37 +65,20 @@ class Actor(arithmetic.Actor):
 """
 
 
-@dataclass
 class Chaotic:
     """A run that goes on, of which processes are killed."""
 
-    folder: Path
-    launcher: subprocess.Popen[bytes]
-    chosen: random.Random
-    kinds: list[str] = field(default_factory=list)
-    """The kinds that are still to be killed before the first one is again."""
-    killed: Counter[str] = field(default_factory=Counter)
-    progress: list[int] = field(default_factory=list)
-    """The greatest step with metrics, before each kill."""
-
-    @classmethod
-    def begun(cls, folder: Path, seed: int) -> Chaotic:
-        return cls(folder, launched(folder, "chaos"), random.Random(seed))
-
-    @property
-    def run(self) -> RunDir:
-        [found] = (self.folder / "runs" / "chaos").iterdir()
-        return RunDir(found)
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.launcher, self.chosen = folder, launched(folder, "chaos"), random.Random(seed)
+        self.kinds: list[str] = []
+        """The kinds that are still to be killed before the first one is again."""
+        self.killed = Counter[str]()
+        self.progress: list[int] = []
+        """The greatest step with metrics, before each kill."""
 
     @property
     def rows(self) -> list[Row]:
-        return rows_of(self.run)
-
-    def events(self, name: str) -> list[Event]:
-        return [event for event in events_of(self.run.journal("launcher")) if event.name == name]
-
-    def has_rows(self) -> bool:
-        return any((self.folder / "runs").glob("chaos/*/metrics.jsonl")) and len(self.rows) > 5
+        return rows_of(self.folder)
 
     @property
     def last_step(self) -> int:
@@ -107,32 +86,25 @@ class Chaotic:
 
     def has_advanced(self) -> bool:
         """Whether there is a step that was never there before the last kill."""
-        return self.launcher.poll() is not None or self.last_step > max(self.progress, default=0)
+        return self.launcher.poll() is not None or self.last_step > max(self.progress, default=5)
 
     def kill(self) -> None:
         """Kills a process of a kind that is chosen by chance, or stops it. All kinds are killed equally often."""
         self.progress.append(self.last_step)
         self.kinds = self.kinds or self.chosen.sample(KINDS, len(KINDS))
         kind = self.kinds.pop()
-        if pids := list(self._pids(kind)):
+        if pids := [pid for pid in family(self.launcher.pid) if is_kind(name_of(pid), kind)]:
             is_stopped = kind == "stopped worker"
             with suppress(ProcessLookupError):
                 os.kill(self.chosen.choice(pids), signal.SIGSTOP if is_stopped else signal.SIGKILL)
                 self.killed[kind] += 1
 
-    def _pids(self, kind: str) -> Iterator[int]:
-        for pid in family(self.launcher.pid):
-            name = name_of(pid)
-            group = name.split(":")[0]
-            match kind:
-                case "agent" if name.startswith("mesh "):
-                    yield pid
-                case "node process" if name == "meshctl-fork":
-                    yield pid
-                case "stopped worker" if group in ("rollout", "judge", "train"):
-                    yield pid
-                case _ if group == kind:
-                    yield pid
+
+def is_kind(name: str, kind: str) -> bool:
+    """Returns whether a process with a name is of a kind."""
+    beginnings = {"agent": "mesh ", "node process": "meshctl-fork"}
+    is_worker = name.startswith(("rollout:", "judge:", "train:"))
+    return is_worker if kind == "stopped worker" else name.startswith(beginnings.get(kind, f"{kind}:"))
 
 
 def launched(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
@@ -143,10 +115,6 @@ def launched(folder: Path, name: str, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True
         )
-
-
-def rows_of(run: RunDir) -> list[Row]:
-    return read(run.metrics)
 
 
 def reward_at_end(rows: list[Row]) -> float:
@@ -167,10 +135,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.timeout(CHAOS_S + 3 * END_S)
 def test_a_run_under_kills_ends_as_an_undisturbed_one(folder: Path) -> None:
     before = litter(folder / "tmp")
-    chaotic = Chaotic.begun(folder, seed=7)
+    chaotic = Chaotic(folder, seed=7)
     pids = set[int]()
     try:
-        wait(chaotic.has_rows, "the first steps", 300)
+        wait(chaotic.has_advanced, "the first steps", 300)
         ends = time.monotonic() + CHAOS_S
         while time.monotonic() < ends and chaotic.launcher.poll() is None:
             time.sleep(EVERY_S)
@@ -183,29 +151,17 @@ def test_a_run_under_kills_ends_as_an_undisturbed_one(folder: Path) -> None:
         chaotic.launcher.kill()  # all others die with it
         chaotic.launcher.wait()
     assert code == 0, (folder / "chaos.txt").read_text()[-3000:]
-    report(chaotic)
-    check_rows(chaotic)
+    restarted, rows = events_of(folder, "restarted"), chaotic.rows
+    alone = Counter(str(event.value.get("group", "the run")) for event in restarted)
+    sizes = [event.value["workers"]["train"] for event in events_of(folder, "launched")]
+    print(f"killed {dict(chaotic.killed)}; restarted {dict(alone)}; {len(rows)} steps; sizes {sizes}")
+    print(f"steps at the kills: {chaotic.progress}")
+    assert [row["step"] for row in rows] == [*range(1, len(rows) + 1)]
+    assert alone["the run"] and len(alone) > 1, "single groups and the run have restarted"
     wait(lambda: not [pid for pid in pids if alive(pid)], "the end of all processes", 10)
     assert litter(folder / "tmp") <= before
-    rows = chaotic.rows
     calm = launched(folder, "calm", f"run.steps={len(rows)}", "components.actor._target_=arithmetic.Actor")
     assert calm.wait(END_S) == 0, (folder / "calm.txt").read_text()[-3000:]
-    [found] = (folder / "runs" / "calm").iterdir()
-    own, other = reward_at_end(rows), reward_at_end(rows_of(RunDir(found)))
+    own, other = reward_at_end(rows), reward_at_end(rows_of(*runs_in(folder, "calm")))
     print(f"mean reward of the last {END_STEPS} steps: {own:.3f}, undisturbed {other:.3f}")
     assert own == pytest.approx(other, abs=0.05)
-
-
-def check_rows(chaotic: Chaotic) -> None:
-    """Each step has one row, and there were restarts of single groups and of the run."""
-    assert [row["step"] for row in chaotic.rows] == [*range(1, len(chaotic.rows) + 1)]
-    assert any("group" in event.value for event in chaotic.events("restarted"))
-    assert any("group" not in event.value for event in chaotic.events("restarted"))
-
-
-def report(chaotic: Chaotic) -> None:
-    restarted = chaotic.events("restarted")
-    alone = Counter(str(event.value.get("group", "the run")) for event in restarted)
-    sizes = [event.value["workers"]["train"] for event in chaotic.events("launched")]
-    print(f"killed {dict(chaotic.killed)}; restarted {dict(alone)}; {len(chaotic.rows)} steps; sizes {sizes}")
-    print(f"steps at the kills: {chaotic.progress}")

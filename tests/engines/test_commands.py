@@ -13,23 +13,17 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes import Start
+from processes import TWO, Start, events_of, rows_of, written
 
-from meshctl.run.directory import RunDir
-from meshctl.run.events import Follower
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PARTS, RECIPE
 from tests.command_server import Started
 
-TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
 ENGINE = ["--engine", "commands", "engine.commands.head=lo"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(TWO)
-    return tmp_path
+    return written(tmp_path, TWO)
 
 
 def local_addresses() -> list[str]:
@@ -48,7 +42,7 @@ def agents_of(run: Path, folder: Path, start: Start) -> list[Started]:
 
 
 def losses(run: Path) -> list[object]:
-    return [json.loads(line)["sum.seen"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["sum.seen"] for row in rows_of(run)]
 
 
 @pytest.mark.slow
@@ -92,11 +86,7 @@ def test_a_node_has_not_failed_if_a_restart_follows_the_death_of_its_worker(
     run = Path(launch.until(r"--plan (\S+)/plan.json --node 1")[1])
     agents = agents_of(run, folder, start)
     launch.until("^step [1-9]")
-    [pid] = [
-        event.value["pid"]
-        for event in Follower(RunDir(run).events).in_order()
-        if event.name == "started" and (event.group, event.rank) == ("two", 1)
-    ]
+    [pid] = [one.value["pid"] for one in events_of(run, "started") if (one.group, one.rank) == ("two", 1)]
     os.kill(int(pid), signal.SIGKILL)
     code, output = launch.end()
     assert [code, agents[1].end()[0]] == [0, 0], output
@@ -121,9 +111,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from meshctl.cli.load import plan_of
     from meshctl.run.directory import RunDir, Start
 
-    folder = tmp_path_factory.mktemp("prepared")
-    (folder / "parts.py").write_text(PARTS)
-    (folder / "recipe.yaml").write_text(TWO)
+    folder = written(tmp_path_factory.mktemp("prepared"), TWO)
     ready = plan_of(str(folder / "recipe.yaml"), [])
     (folder / "plan.json").write_text(ready.plan.to_json())
     RunDir(folder).write_start(Start((str(folder),)))

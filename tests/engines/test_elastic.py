@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import events_of, rows_of, runs_in, written
 
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, events_of
+from meshctl.run.events import Event
 from tests.command_server import Done, call
 
 PARTS = """
@@ -109,11 +110,10 @@ class Ran:
 
     @property
     def rows(self) -> list[dict[str, float]]:
-        rows = [json.loads(line) for line in self.run.metrics.read_text().splitlines()]
-        return [{key: value for key, value in row.items() if key != "time"} for row in rows]
+        return rows_of(self.run)
 
     def events(self, name: str) -> list[Event]:
-        return [event for event in events_of(self.run.journal("launcher")) if event.name == name]
+        return events_of(self.run, name)
 
     def seen(self) -> dict[int, list[int]]:
         """Step -> the ids of its samples in the order of the ranks, of the last attempt that ran it."""
@@ -132,16 +132,12 @@ class Ran:
 
 def launch(where: Path, name: str, *words: str, dies: bool = False, raises: str = "") -> Ran:
     done = call(where, "launch", *words, env={"DIES": "1" if dies else "", "RAISES": raises})
-    [folder] = (where / "runs" / name).iterdir()
-    return Ran(done, RunDir(folder))
+    return Ran(done, *runs_in(where, name))
 
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elastic")
-    (folder / "parts.py").write_text(PARTS)
-    (folder / "recipe.yaml").write_text(RECIPE)
-    return folder
+    return written(tmp_path_factory.mktemp("elastic"), RECIPE, PARTS)
 
 
 def sizes(ran: Ran) -> list[int]:
@@ -287,16 +283,15 @@ def test_a_device_that_vanishes_and_comes_back(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     for number in range(4):
         (tmp_path / "dev" / f"davinci{number}").touch()
-    for name, text in (("train.py", PROGRAM), ("devices.py", READER), ("recipe.yaml", DEVICES)):
-        (tmp_path / name).write_text(text)
+    written(tmp_path, DEVICES, train=PROGRAM, devices=READER)
     done = call(tmp_path, "launch", "recipe.yaml", "name=devices", program=FAKE_ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    [folder] = (tmp_path / "runs" / "devices").iterdir()
-    ran = Ran(done, RunDir(folder))
+    ran = Ran(done, *runs_in(tmp_path))
     assert [event.value["workers"]["train"] for event in ran.events("launched")] == [4, 4, 3, 4]
     assert (
         "restarted after step" in done.stdout
         and "train with 3 of 4 workers: node 0 lacks npu device 1" in done.stdout
     )
-    assert (folder / "ran-2-1").read_text() == "3 0,2,3" and (folder / "ran-3-1").read_text() == "4 0,1,2,3"
+    texts = [(ran.run.path / f"ran-{attempt}-1").read_text() for attempt in (2, 3)]
+    assert texts == ["3 0,2,3", "4 0,1,2,3"]
     assert [event.value["left"] for event in ran.events("restarted")] == [4, 4, 4]

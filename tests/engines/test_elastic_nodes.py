@@ -3,7 +3,6 @@ are those of a run that loses nothing."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from processes import Start
+from processes import Start, rows_of, written
 
 from tests.command_server import call
 from tests.engines.namespaces import Hosts
@@ -57,10 +56,6 @@ class Learner(parts.Learner):
 """
 
 
-def rows_of(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def compared(folder: Path, run: Path, *words: str) -> int:
     """Compares a run with one on this machine that loses nothing. Returns its last step."""
     rows = rows_of(run)
@@ -77,9 +72,7 @@ def compared(folder: Path, run: Path, *words: str) -> int:
 
 @on_hosts
 def test_a_host_that_is_lost_and_comes_back(hosts: Hosts, tmp_path: Path, start: Start) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "slow.py").write_text(SLOW)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    written(tmp_path, RECIPE, PARTS, slow=SLOW)
     launch = start(tmp_path, "launch", "recipe.yaml", *hosts.options, LEASE)
     launch.until("^checkpoint of step 10")
     hosts.link(1, "down")
@@ -105,8 +98,7 @@ def test_a_node_that_comes_back_and_fails_its_examination_is_refused(tmp_path: P
     program = "  watch: {ranks: 1, device_type: cpu, nodes: 0, program: watch.py}\n"
     recipe = RECIPE.replace("groups:\n", f"groups:\n{program}").replace("fsdp_size", "dp_size")
     watch = "import time\nwhile True:\n    time.sleep(0.05)\n"
-    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("watch.py", watch), ("recipe.yaml", recipe)):
-        (tmp_path / name).write_text(text)
+    written(tmp_path, recipe, PARTS, slow=SLOW, watch=watch)
     launch = start(tmp_path, "launch", "recipe.yaml", *ENGINE, "engine.commands.join_limit=20")
     found = launch.until(r"--plan (\S+)/plan.json --node 2 --head (\S+)")
     run, head = Path(found[1]), found[2]
@@ -136,8 +128,7 @@ def test_a_node_that_comes_back_and_fails_its_examination_is_refused(tmp_path: P
 @needs_slurm
 @pytest.mark.slow_suite
 def test_a_job_goes_on_without_a_node_whose_slurmd_is_gone(slurm: Machines, tmp_path: Path) -> None:
-    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", RECIPE)):
-        (tmp_path / name).write_text(text)
+    written(tmp_path, RECIPE, PARTS, slow=SLOW)
     run = Slurmed(slurm, tmp_path)
     try:
         options = ("engine.slurm.lease=6", "engine.slurm.join_limit=20")
@@ -168,8 +159,7 @@ def test_a_run_in_a_ray_cluster_that_loses_a_machine(tmp_path: Path, start: Star
     machine has, so both groups are on all nodes."""
     everywhere = RECIPE.replace("{ranks: 1, device_type: cpu, nodes: 0}", "{ranks: 3, device_type: cpu}")
     everywhere = everywhere.replace("learn: {}}", "learn: {}, read: {}}")
-    for name, text in (("parts.py", PARTS), ("slow.py", SLOW), ("recipe.yaml", everywhere)):
-        (tmp_path / name).write_text(text)
+    written(tmp_path, everywhere, PARTS, slow=SLOW)
     with ray_cluster(3) as cluster:
         limits = ("engine.ray.join_limit=90", "engine.ray.lease=6")
         launch = start(tmp_path, "launch", "recipe.yaml", *options(cluster), *limits)

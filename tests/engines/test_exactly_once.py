@@ -7,18 +7,17 @@ import json
 import os
 import random
 import signal
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from processes import TIMEOUT, alive, name_of, parent_of, wait
+from processes import Launched, alive, events_of, family, name_of, parent_of, rows_of, runs_in, wait, written
 
 from meshctl.run.directory import RunDir, write_whole
-from meshctl.run.events import Event, Follower
-from tests.command_server import Done, call
+from meshctl.run.events import Event
+from tests.command_server import server
 
 PARTS = """
 import json
@@ -98,53 +97,45 @@ class Kill:
     """The process is killed when a row of this step, or of a later one, is there."""
 
 
-@dataclass
-class Running:
-    """A launch that goes on in a thread."""
+class Running(Launched):
+    """A run with a name, which is launched in the background, perhaps several times."""
 
-    folder: Path
-    name: str
-    done: Done | None = None
-    thread: threading.Thread | None = None
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(folder, 0)
+        self.name, self.errors = name, folder / f"{name}.err"
 
     def begin(self, *words: str) -> Running:
-        def launch() -> None:
-            self.done = call(self.folder, "launch", *words)
-
-        self.done, self.thread = None, threading.Thread(target=launch)
-        self.thread.start()
+        files = [self.folder / f"{self.name}.out", self.errors]
+        self.pid = server().start(self.folder, "launch", *words, env=os.environ, files=files)
+        self.code = None
         return self
 
-    def end(self) -> Done:
-        assert self.thread
-        self.thread.join(TIMEOUT)
-        assert self.done is not None
-        return self.done
+    def done(self) -> None:
+        """Waits for the end of the run, which succeeds."""
+        assert self.end() == 0, self.errors.read_text()
+
+    @property
+    def is_over(self) -> bool:
+        return not alive(self.pid)
 
     @property
     def run(self) -> RunDir:
-        [folder] = (self.folder / "runs" / self.name).iterdir()
-        return RunDir(folder)
+        [run] = runs_in(self.folder, self.name)
+        return run
 
     def events(self, name: str, step: int | None = None) -> list[Event]:
         """Returns the events of a name, those of the newest attempt last."""
-        if not [*self.folder.glob(f"runs/{self.name}/*/events")]:
-            return []
-        found = Follower(self.run.events).in_order()
-        return [event for event in found if event.name == name and step in (None, event.step)]
+        found = events_of(self.folder, name, self.name)
+        return [event for event in found if step in (None, event.step)]
 
     def wait_for(self, name: str, step: int | None = None, count: int = 3) -> None:
-        wait(lambda: len(self.events(name, step)) >= count or self.done is not None, f"{name} of step {step}")
-        assert len(self.events(name, step)) >= count, self.done
+        wait(lambda: len(self.events(name, step)) >= count or self.is_over, f"{name} of step {step}")
+        assert len(self.events(name, step)) >= count, self.errors.read_text()
 
     @property
     def workers(self) -> list[int]:
         """The pids of the living workers."""
         return [pid for event in self.events("started") if alive(pid := event.value["pid"])]
-
-    @property
-    def launcher(self) -> int:
-        return parent_of(parent_of(self.workers[0]))
 
     def last_step(self) -> int:
         """Returns the last step of which a worker has reported the end in the newest attempt."""
@@ -154,23 +145,15 @@ class Running:
 
     def pid_of(self, victim: str, chosen: random.Random) -> int:
         """Returns the pid of a process that is to be killed; 0 if there is none now."""
-        workers = self.workers
-        if not workers:
+        if not (workers := self.workers):
             return 0
-        node = parent_of(chosen.choice(workers))
-        if victim == "worker":
-            return chosen.choice(workers)
-        if victim == "agent":
-            return chosen.choice(
-                [pid for pid in children_of(node) if name_of(pid).startswith("mesh ")] or [0]
-            )
-        return node if victim == "node process" else parent_of(node)
-
-
-def children_of(pid: int) -> Iterator[int]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and parent_of(int(entry.name)) == pid:
-            yield int(entry.name)
+        agents = [pid for pid in family(self.pid) if name_of(pid).startswith("mesh ")]
+        return {
+            "worker": chosen.choice(workers),
+            "agent": chosen.choice(agents or [0]),
+            "node process": parent_of(workers[0]),
+            "launcher": self.pid,
+        }[victim]
 
 
 def generated(seed: int, count: int, steps: int) -> list[Kill]:
@@ -193,16 +176,16 @@ def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: i
     for kill in kills:
         reached = max((event.step or 0 for event in running.events("step")), default=0)
         write_whole(gate, str(min(max(kill.step, reached) + AHEAD, steps - 1)))
-        wait(lambda kill=kill: running.last_step() >= kill.step or running.done is not None, f"step {kill}")
+        wait(lambda kill=kill: running.last_step() >= kill.step or running.is_over, f"step {kill}")
         pid = 0
 
         def found(victim: str = kill.victim) -> bool:
             nonlocal pid
             pid = running.pid_of(victim, chosen)
-            return pid > 1 or running.done is not None
+            return pid > 1 or running.is_over
 
         wait(found, f"a process for {kill}")
-        if running.done is not None:
+        if running.is_over:
             break
         attempts = len(running.events("launched"))
         with suppress(ProcessLookupError):
@@ -212,20 +195,13 @@ def run_with(folder: Path, name: str, steps: int, kills: Sequence[Kill], seed: i
             wait(lambda: not running.workers, "the end of all workers")
             running.begin(str(running.run.path))
         wait(
-            lambda attempts=attempts: running.done is not None or len(running.events("launched")) > attempts,
+            lambda attempts=attempts: running.is_over or len(running.events("launched")) > attempts,
             f"the attempt after {kill}",
         )
     if kills:
         write_whole(gate, str(steps))
-    assert running.end().returncode == 0, running.done
+    running.done()
     return running.run, len(running.events("launched")) - 1
-
-
-def rows_of(run: RunDir) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    times = [row.pop("time") for row in rows]
-    assert times == sorted(times)
-    return rows
 
 
 def results_of(run: RunDir) -> list[dict[str, list[float]]]:
@@ -234,10 +210,7 @@ def results_of(run: RunDir) -> list[dict[str, list[float]]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("once")
-    (folder / "parts.py").write_text(PARTS)
-    (folder / "recipe.yaml").write_text(RECIPE)
-    return folder
+    return written(tmp_path_factory.mktemp("once"), RECIPE, PARTS)
 
 
 def check(folder: Path, steps: int, kills: Sequence[Kill], seed: int) -> int:

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import plan_of, wait
+from processes import plan_of, rows_of, wait
 
 from meshctl.cli.launch import Supervision, outcome_of
 from meshctl.engines import engine
 from meshctl.engines.engine import Exited, Job, engine_named
 from meshctl.engines.local import LocalEngine
 from meshctl.engines.supervise.attempt import begin
-from meshctl.engines.supervise.session import Outcome
+from meshctl.engines.supervise.session import Observers, Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.engines.supervise.supervisor import Supervisor
 from meshctl.network.connection import Message
 from meshctl.network.control_store import GET, StoreClient
 from meshctl.plan.model import Cluster, Plan, Program, Restarts
 from meshctl.plan.resizing import Lost
+from meshctl.run.directory import RunDir
 from meshctl.run.events import Event
 from meshctl.run.settings import Elastic, end_of_data
 from meshctl.run.shutdown import PREFIX
@@ -78,16 +81,7 @@ def until_stopped(worker: FakeWorker) -> int:
 
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Plan:
-    return Plan(
-        "test",
-        0,
-        Cluster(nodes=2),
-        plan_of(tmp_path, ("one", 2), ("two", 2)).groups,
-        (),
-        (),
-        (),
-        plan_of(tmp_path).run,
-    )
+    return replace(plan_of(tmp_path, ("one", 2), ("two", 2)), cluster=Cluster(nodes=2))
 
 
 def run(
@@ -107,12 +101,7 @@ def test_a_run_to_its_end(two_nodes: Plan, tmp_path: Path, where: Any) -> None:
     assert seen.attempts == [(0, None)]
     assert seen.rows == [1, 2, 3]
     assert seen.names.count("exited") == 4 and seen.names.count("checkpoint") == 3
-    (folder,) = (tmp_path / "runs" / "test").iterdir()
-    assert [json.loads(line)["sum.x"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [
-        1,
-        2,
-        3,
-    ]
+    assert [row["sum.x"] for row in rows_of(tmp_path)] == [1, 2, 3]
 
 
 def test_the_reason_is_the_stream_that_ended_first(two_nodes: Plan, tmp_path: Path) -> None:
@@ -238,6 +227,74 @@ def test_services_alone_are_ordinary_programs(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, ("judge", Program(("judge.py",), service=True)))
     outcome, _ = run(FakeEngine(lambda job: 0), plan, tmp_path)
     assert outcome.code == 0
+
+
+# Results that are deleted
+
+
+def _emptied(run: RunDir) -> None:
+    for path in run.path.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("moment", "delete", "reason"),
+    [
+        ("exit", lambda run: shutil.rmtree(run.path), "the run directory {} was deleted"),
+        ("end", lambda run: run.path.rename(run.path.with_name("moved")), "the run directory {} was deleted"),
+        ("exit", _emptied, "the run directory {} was emptied: it has no `plan.json` and `start.json`"),
+        ("end", lambda run: shutil.rmtree(run.checkpoint(3)), "{}/checkpoints/step-3 was deleted"),
+    ],
+)  # fmt: skip
+def test_results_that_are_deleted_at_the_end_are_a_failure(
+    moment: str, delete: Callable[[RunDir], object], reason: str, tmp_path: Path
+) -> None:
+    """They are deleted when the workers exit, or when the observers have seen the end."""
+    plan = plan_of(tmp_path, ("one", 1))
+    attempt = begin(plan, "name: test\n", (str(tmp_path),), None)
+
+    class Deleting(Recording):
+        def on_event(self, event: Event) -> None:
+            if event.name == "checkpoint" and event.step == 3 and moment == "exit":
+                delete(attempt.run)
+
+        def on_end(self, code: int, reason: str) -> None:
+            if moment == "end":
+                delete(attempt.run)
+
+    job = Job(plan, attempt.run, lambda environ: 70)
+    outcome = Supervisor(FakeEngine(steps), Signals()).run(job, attempt, lambda: [Deleting()])
+    assert (outcome.code, outcome.reason) == (5, reason.format(attempt.run.path))
+
+
+# Observers
+
+
+@pytest.mark.parametrize(
+    ("error", "warning"),
+    [
+        (ValueError("boom"), "ValueError: boom\n"),
+        (OSError(errno.ENOSPC, "No space left", "/runs/m.jsonl"), "OSError: No space left: /runs/m.jsonl\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), ""),
+    ],
+)
+def test_an_observer_that_fails_is_dropped_and_the_others_go_on(
+    error: Exception, warning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Recording):
+        def on_row(self, row: Mapping[str, Any]) -> None:
+            raise error
+
+    good, bad = Recording(), Failing()
+    observers = Observers([bad, good])
+    for number in (1, 2):
+        observers.on_attempt(number, None)
+        observers.on_event(Event("ready"))
+        observers.on_row({"step": number})
+    observers.on_end(0, "")
+    assert (len(good.attempts), good.names, good.rows, good.end) == (2, ["ready"] * 2, [1, 2], (0, ""))
+    assert (len(bad.attempts), bad.names, bad.end) == (1, ["ready"], None)
+    assert capsys.readouterr().err == (f"warning: Failing is stopped: {warning}" if warning else "")
 
 
 # The table

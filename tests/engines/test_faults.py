@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,68 +13,66 @@ from processes import Launch, Launched, alive, family, litter, plan_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
 
+Act = Callable[[Launched], object]
+
 
 def gone(pids: list[int]) -> None:
     wait(lambda: not any(map(alive, pids)), f"the end of {[pid for pid in pids if alive(pid)]}")
 
 
-def going(launch: Launch, folder: Path, mode: str = "forever") -> tuple[Launched, list[int]]:
-    """Launches a run of two groups of two workers. Returns it with all of its processes."""
-    run = launch(plan_of(folder, ("one", 2), ("two", 2)), mode).ready(4)
-    return run, family(run.pid)
+def signalled(*titles: str, by: signal.Signals = signal.SIGKILL) -> Act:
+    """Signals processes, given by the names that `ps` shows; empty for the launcher."""
+
+    def act(run: Launched) -> None:
+        for pid in [run.named(title) if title else run.pid for title in titles]:
+            os.kill(pid, by)
+
+    return act
 
 
-def test_a_worker_that_vanishes_is_named_and_ends_the_run(launch: Launch, tmp_path: Path) -> None:
-    run = launch(plan_of(tmp_path, ("one", 2), ("two", 2)), "two:1 vanish forever")
-    assert run.end() == 5, run.output()
-    line = "error: two:1 failed: ended before the run was over, with exit code 0 after step 1"
-    assert run.output().startswith(line) and run.output().count("error: two") == 1
-
-
-@pytest.mark.parametrize(
-    ("title", "line"),
-    [
-        ("mesh two/0", "error: the agent of two: killed by SIGKILL"),
-        (TITLE, "error: the fork server: killed by SIGKILL"),
-    ],
-)
-def test_a_killed_process_is_named_and_ends_the_run(
-    launch: Launch, tmp_path: Path, title: str, line: str
-) -> None:
-    run, pids = going(launch, tmp_path)
-    os.kill(run.named(title), signal.SIGKILL)
-    gone(pids)
-    assert run.end() == 5
-    assert run.output().startswith(line)
-
-
-@pytest.mark.parametrize("with_node_process", [False, True])
-def test_a_killed_launcher_ends_everything(launch: Launch, tmp_path: Path, with_node_process: bool) -> None:
-    run, pids = going(launch, tmp_path, "forever children")
-    victims = [run.pid, run.named(TITLE)] if with_node_process else [run.pid]
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    gone(pids)
-    assert run.end() is None
-
-
-def test_grandchildren_and_a_worker_that_ignores_sigterm_go_too(launch: Launch, tmp_path: Path) -> None:
-    run, pids = going(launch, tmp_path, "forever children two:0 stubborn")
-    assert len(pids) == 1 + 1 + 1 + 2 + 4 + 8
-    os.kill(run.pid_of("two", 1), signal.SIGKILL)
-    gone(pids)
-    assert run.end() == 5
-    assert run.output().startswith("error: two:1 failed: killed by SIGKILL")
-
-
-def test_a_stopped_node_process_does_not_prevent_the_end(launch: Launch, tmp_path: Path) -> None:
-    run, pids = going(launch, tmp_path)
-    os.kill(run.named(TITLE), signal.SIGSTOP)
+def interrupted_twice(run: Launched) -> None:
     run.send(signal.SIGINT)
     wait(lambda: len(run.events("stopping")) > 0, "the first signal")
     run.send(signal.SIGTERM)
+
+
+def interrupted_while_the_node_process_is_stopped(run: Launched) -> None:
+    signalled(TITLE, by=signal.SIGSTOP)(run)
+    interrupted_twice(run)
+
+
+FAULTS: dict[str, tuple[str, Act, int | None, str]] = {
+    "an agent": ("", signalled("mesh two/0"), 5, "error: the agent of two: killed by SIGKILL"),
+    "the node process": ("", signalled(TITLE), 5, "error: the fork server: killed by SIGKILL"),
+    "the launcher": ("children", signalled(""), None, ""),
+    "the launcher and the node process": ("children", signalled("", TITLE), None, ""),
+    "a worker, whose peer ignores SIGTERM, and all have children": (
+        *("children two:0 stubborn", signalled("two:1"), 5),
+        "error: two:1 failed: killed by SIGKILL",
+    ),
+    "a worker vanishes": (
+        *("two:1 vanish", lambda _: None, 5),
+        "error: two:1 failed: ended before the run was over, with exit code 0 after step 1",
+    ),
+    "a second signal, and a worker hangs": ("stubborn hang one:0", interrupted_twice, 130, ""),
+    "a second signal, and the node process is stopped": (
+        *("", interrupted_while_the_node_process_is_stopped, 130, ""),
+    ),
+}
+"""What dies or happens -> the mode of the workers, what is done to the run, its exit code and its error."""
+
+
+@pytest.mark.parametrize(("mode", "act", "code", "error"), FAULTS.values(), ids=FAULTS)
+def test_after_a_fault_all_ends_with_its_cause(
+    launch: Launch, tmp_path: Path, mode: str, act: Act, code: int | None, error: str
+) -> None:
+    run = launch(plan_of(tmp_path, ("one", 2), ("two", 2)), f"forever {mode}").ready(4)
+    pids = family(run.pid)
+    assert "children" not in mode or len(pids) == 1 + 1 + 1 + 2 + 4 + 8
+    act(run)
     gone(pids)
-    assert run.end() == 130
+    assert run.end() == code
+    assert run.output().startswith(error) and run.output().count("error: ") == bool(error)
 
 
 VICTIMS = ("launcher", TITLE, "mesh one/0", "mesh two/0", "one:0", "two:1")

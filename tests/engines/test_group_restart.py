@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from processes import alive
+from processes import alive, events_of, rows_of, runs_in, written
 
 from benchmarks.group_restart import survived
 from meshctl.run.directory import RunDir
-from meshctl.run.events import Event, Follower
 from tests.command_server import Done, call
 from tests.engines.namespaces import Hosts
-from tests.engines.test_exactly_once import rows_of
 from tests.engines.test_ssh import hosts, on_hosts
 
 __all__ = ["hosts"]
@@ -151,19 +149,7 @@ def parts(setup_s: float = 0.0, step_s: float = 0.02, wide: int = 4) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("group")
-    (folder / "parts.py").write_text(parts())
-    (folder / "recipe.yaml").write_text(RECIPE)
-    return folder
-
-
-def run_of(folder: Path, name: str) -> RunDir:
-    [run] = (folder / "runs" / name).iterdir()
-    return RunDir(run)
-
-
-def events(run: RunDir, name: str) -> list[Event]:
-    return [event for event in Follower(run.events).in_order() if event.name == name]
+    return written(tmp_path_factory.mktemp("group"), RECIPE, parts())
 
 
 def launched(folder: Path, name: str, *words: str, deaths: Sequence[str] = ()) -> tuple[RunDir, Done]:
@@ -171,11 +157,12 @@ def launched(folder: Path, name: str, *words: str, deaths: Sequence[str] = ()) -
     for death in deaths:
         (folder / f"die-{name}-{death}").touch()
     done = call(folder, "launch", "recipe.yaml", f"name={name}", *words)
-    return run_of(folder, name), done
+    [run] = runs_in(folder, name)
+    return run, done
 
 
 def pids(run: RunDir, group: str) -> list[int]:
-    return [int(event.value["pid"]) for event in events(run, "started") if event.group == group]
+    return [int(event.value["pid"]) for event in events_of(run, "started") if event.group == group]
 
 
 def results_of(run: RunDir) -> list[dict[str, list[object]]]:
@@ -197,9 +184,9 @@ def whole(folder: Path) -> RunDir:
 def test_a_group_restarts_alone_after_a_death_in_a_call(folder: Path, whole: RunDir) -> None:
     run, done = launched(folder, "call", deaths=["call-1-5"])
     assert done.returncode == 0, done
-    [restarted] = events(run, "restarted")
+    [restarted] = events_of(run, "restarted")
     assert (restarted.value["group"], restarted.value["generation"]) == ("rollout", 1)
-    assert len(events(run, "launched")) == 1
+    assert len(events_of(run, "launched")) == 1
     assert [len(pids(run, group)) for group in ("rollout", "judge", "train")] == [4, 1, 2]
     assert results_of(run) == results_of(whole)
     assert rows_of(run) == rows_of(whole)
@@ -216,9 +203,9 @@ EACH_ON_A_NODE += [
 def check_nodes(run: RunDir, whole: RunDir) -> None:
     """Checks a run of three nodes, one for each group, in which a sampler has died, and later the node of the
     samplers: they restart alone, and then with all others on nodes of which one was started again."""
-    alone, together = events(run, "restarted")
+    alone, together = events_of(run, "restarted")
     assert (alone.value["group"], alone.value["generation"]) == ("rollout", 1)
-    assert "group" not in together.value and len(events(run, "launched")) == 2
+    assert "group" not in together.value and len(events_of(run, "launched")) == 2
     assert [len(pids(run, group)) for group in ("rollout", "judge", "train")] == [6, 2, 4]
     assert results_of(run) == results_of(whole)
     assert rows_of(run) == rows_of(whole)
@@ -237,7 +224,7 @@ def compare(folder: Path, whole: RunDir, name: str, *deaths: str, words: Sequenc
 def check(folder: Path, whole: RunDir, name: str, *deaths: str) -> RunDir:
     """Does what `compare` does with deaths of samplers, which are no reason to restart other groups."""
     run = compare(folder, whole, name, *deaths)
-    assert len(events(run, "launched")) == 1, [event.value for event in events(run, "restarted")]
+    assert len(events_of(run, "launched")) == 1, [event.value for event in events_of(run, "restarted")]
     assert [len(pids(run, group)) for group in ("judge", "train")] == [1, 2]
     assert rows_of(run) == rows_of(whole)
     return run
@@ -259,21 +246,21 @@ def check(folder: Path, whole: RunDir, name: str, *deaths: str) -> RunDir:
 )
 def test_where_a_sampler_may_die(folder: Path, whole: RunDir, deaths: tuple[str, ...]) -> None:
     run = check(folder, whole, "-".join(deaths), *deaths)
-    assert events(run, "restarted")[-1].value["generation"] == len(events(run, "restarted"))
+    assert events_of(run, "restarted")[-1].value["generation"] == len(events_of(run, "restarted"))
 
 
 @pytest.mark.slow_suite
 def test_a_group_that_dies_while_it_restarts_restarts_again(folder: Path, whole: RunDir) -> None:
     run = check(folder, whole, "again", "call-1-5", "setup-0-0")
-    assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2]
+    assert [event.value["generation"] for event in events_of(run, "restarted")] == [1, 2]
     run = check(folder, whole, "once-more", "call-1-5", "setup-0-0", "load-1-1")
-    assert [event.value["generation"] for event in events(run, "restarted")] == [1, 2, 3]
+    assert [event.value["generation"] for event in events_of(run, "restarted")] == [1, 2, 3]
 
 
 @pytest.mark.slow_suite
 def test_deaths_of_two_groups_restart_the_whole_run(folder: Path, whole: RunDir) -> None:
     run = compare(folder, whole, "two", "call-1-6", "judge-0-5")
-    assert len(events(run, "launched")) == 2
+    assert len(events_of(run, "launched")) == 2
     assert rows_of(run) == rows_of(whole)
 
 
@@ -291,7 +278,7 @@ def test_several_groups_may_restart_alone(
 ) -> None:
     words = ["+groups.judge.restartable=true"]
     run = compare(folder, whole, f"both-{len(deaths)}", *deaths, words=words)
-    assert [event.value["group"] for event in events(run, "restarted")] == generations
+    assert [event.value["group"] for event in events_of(run, "restarted")] == generations
     assert len(pids(run, "train")) == 2
     assert rows_of(run) == rows_of(whole)
 
@@ -303,7 +290,7 @@ def test_weights_of_earlier_steps_are_those_that_the_steps_had(folder: Path) -> 
     assert done.returncode == 0, done
     for death in ("call-0-6", "sync-1-7"):
         run = compare(folder, late, f"late-{death}", death, words=words)
-        assert len(events(run, "launched")) == 1
+        assert len(events_of(run, "launched")) == 1
         assert rows_of(run) == rows_of(late)
 
 
@@ -311,7 +298,7 @@ def test_weights_of_earlier_steps_are_those_that_the_steps_had(folder: Path) -> 
 def test_a_group_on_another_host_restarts_alone(folder: Path, whole: RunDir, hosts: Hosts) -> None:
     """The groups are on three hosts, with TCP between them."""
     run = compare(folder, whole, "hosts", "call-1-5", "sync-0-8", words=[*EACH_ON_A_NODE, *hosts.options])
-    assert events(run, "restarted")[0].value["group"] == "rollout"
+    assert events_of(run, "restarted")[0].value["group"] == "rollout"
     assert rows_of(run) == rows_of(whole)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from processes import Start
+from processes import Start, events_of, runs_in
 
 from meshctl.run.directory import RunDir
 from tests.engines.ray_cluster import ray_cluster
@@ -16,10 +16,8 @@ from tests.engines.test_group_restart import (
     EACH_ON_A_NODE,
     check_nodes,
     compare,
-    events,
     folder,
     launched,
-    run_of,
     whole,
 )
 from tests.engines.test_ray import needs_ray, options
@@ -42,7 +40,7 @@ def test_the_death_of_a_node_is_the_cause_where_no_restart_is_left(folder: Path)
     assert done.returncode == 5 and "error: the node process of node 1: killed by SIGKILL" in done.stderr, (
         done
     )
-    assert [event.value["left"] for event in events(run, "restarted")] == [0]
+    assert [event.value["left"] for event in events_of(run, "restarted")] == [0]
 
 
 def test_a_node_whose_group_has_restarted_alone_has_not_failed(folder: Path, start: Start) -> None:
@@ -52,7 +50,7 @@ def test_a_node_whose_group_has_restarted_alone_has_not_failed(folder: Path, sta
     nodes = agents_of(path, folder, start)
     code, output = launch.end()
     assert [code, *(node.end()[0] for node in nodes)] == [0, 0, 0, 0], output
-    assert [event.value["group"] for event in events(RunDir(path), "restarted")] == ["rollout"]
+    assert [event.value["group"] for event in events_of(path, "restarted")] == ["rollout"]
 
 
 @needs_slurm
@@ -64,7 +62,7 @@ def test_on_slurm(folder: Path, whole: RunDir, slurm: Machines) -> None:
         engine = ("--engine", "slurm", "engine.slurm.lease=6")
         done = slurmed.meshctl("launch", "recipe.yaml", "name=slurm", *EACH_ON_A_NODE, *engine)
         assert done.returncode == 0, done.stdout + done.stderr
-        check_nodes(run_of(folder, "slurm"), whole)
+        check_nodes(*runs_in(folder, "slurm"), whole)
     finally:
         slurmed.close()
 
@@ -78,4 +76,4 @@ def test_on_ray(folder: Path, whole: RunDir, start: Start) -> None:
         words = ("launch", "recipe.yaml", *options(cluster), "name=ray", *EACH_ON_A_NODE)
         code, output = start(folder, *words).end()
         assert code == 0, output
-    check_nodes(run_of(folder, "ray"), whole)
+    check_nodes(*runs_in(folder, "ray"), whole)

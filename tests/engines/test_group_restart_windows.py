@@ -7,27 +7,27 @@ which the other one, which has got less, does not come before the group is back.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import events_of, runs_in, written
 
 from meshctl.run.directory import RunDir
 from tests.command_server import Started, call
 from tests.engines.test_commands import ENGINE, agents_of
-from tests.engines.test_group_restart import events, pids, run_of
+from tests.engines.test_group_restart import parts, pids, results_of
 
 pytestmark = pytest.mark.slow_suite
 
 PARTS = '''
-import json
 import os
 import signal
 import time
 from pathlib import Path
 
+import base
 import torch
 from meshctl import Batch, Component, endpoint
 from meshctl.runtime.routes.channel import Channel
@@ -52,10 +52,7 @@ def send_or_die(channel, *arguments):
 Channel._send_parts = send_or_die
 
 
-class Prompts(Component):
-    def __len__(self):
-        return 1 << 20
-
+class Prompts(base.Prompts):
     @endpoint
     def next(self, samples: range) -> Batch:
         victim = HERE / "receiver"  # it has no other input in this step, so it waits for this batch
@@ -63,28 +60,22 @@ class Prompts(Component):
             time.sleep(0.3)
             victim.unlink()
             os.kill(int((HERE / "sampler-1").read_text()), signal.SIGKILL)
-        return Batch({"x": torch.rand(len(samples), dtype=torch.float64)})
+        return super().next(samples)
 
 
-class Sampler(Component):
+class Sampler(base.Sampler):
     def setup(self):
-        self.weight = torch.zeros(300, dtype=torch.float64)
+        super().setup()
         (HERE / f"sampler-{self.rank}").write_text(str(os.getpid()))
         again = HERE / "again"
         if "MESHCTL_GENERATIONS" in os.environ and self.rank == 0 and again.exists():
             again.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def weights(self):
-        yield "weight", self.weight
-
-    def load_weights(self, stream):
-        for _, tensor in stream:
-            self.weight = tensor.clone()
-
     @endpoint
     def sample(self, batch: Batch) -> Batch:
-        return batch.with_columns(answer=torch.sin(self.weight[:1] + batch["x"]))
+        found = super().sample(batch)
+        return found.with_columns(score=found["answer"])
 
 
 class Gathering(Component):
@@ -93,51 +84,36 @@ class Gathering(Component):
     def __init__(self, meets_in: str = "") -> None:
         self.meets_in = meets_in
 
-    def setup(self):
-        self.weight, self.seen = torch.zeros(300, dtype=torch.float64), []
-
-    def meet(self, place: str, step: int = 0):
+    def meet(self, place: str):
         if place == self.meets_in:
-            if DEATH.exists() and step == int(DEATH.read_text().split()[1]) and self.rank == 0:
+            if DEATH.exists() and self.step == int(DEATH.read_text().split()[1]) and self.rank == 0:
                 ENTERED.touch()
             self.collective("dp").all_reduce(torch.ones(1))
 
-    def weights(self):
-        self.meet("weights", self.step or 0)
-        yield "weight", self.weight
-
-    def load_weights(self, stream):
-        for _, tensor in stream:
-            self.meet("load", self.step or 0)
-            self.weight = tensor.clone()
-
 
 class Copy(Gathering):
-    pass
+    def load_weights(self, stream):
+        for _ in stream:
+            self.meet("load")
 
 
-class Actor(Gathering):
+class Actor(Gathering, base.Actor):
+    def weights(self):
+        self.meet("weights")
+        return super().weights()
+
     @endpoint(collect="mean")
     def update(self, batch: Batch) -> dict[str, float]:
-        self.meet("update", self.step)
-        self.weight = torch.sin(self.weight + self.step)
-        self.seen += [[str(id), float(answer)] for id, answer in zip(batch.ids.tolist(), batch["answer"])]
-        return {"norm": float(self.weight.norm())}
+        self.meet("update")
+        return super().update(batch)
 
     @endpoint(collect="mean")
     def audit(self, batch: Batch) -> dict[str, float]:
         return {"answer": float(batch["answer"].sum())}
 
     def state_dict(self):
-        self.meet("save", self.step)
-        return {"weight": self.weight, "seen": [self.rank, list(self.seen)]}
-
-    def load_state_dict(self, state):
-        self.weight, self.seen = state["weight"], list(state["seen"][1])
-
-    def close(self):
-        result = {"weight": self.weight.tolist(), "seen": self.seen}
-        (self.run_dir / f"result-{self.rank}.json").write_text(json.dumps(result))
+        self.meet("save")
+        return super().state_dict()
 '''
 
 RECIPE = """
@@ -170,7 +146,7 @@ def launch_on_nodes(folder: Path) -> None:
     words = ["+cluster.nodes=3", "+groups.train.nodes=[0,1]", "+groups.rollout.nodes=[2]", *ENGINE]
     launch = Started(folder, "launch", "recipe.yaml", "name=run", *words)
     launch.until("set MESHCTL_TOKEN")
-    agents = agents_of(run_of(folder, "run").path, folder, Started)
+    agents = agents_of(runs_in(folder)[0].path, folder, Started)
     code, output = launch.end()
     assert code == 0, output
     for agent in agents:
@@ -187,19 +163,15 @@ def launched(
 ) -> RunDir:
     """Runs the recipe, with a collective at a place. `death` is the consumer and the step before which a
     sampler dies, or `receiver`; `again` has its successor die, too."""
-    (folder / "parts.py").write_text(PARTS)
-    (folder / "recipe.yaml").write_text(RECIPE.replace("PLACE", place).replace("LAG", str(lag)))
+    written(folder, RECIPE.replace("PLACE", place).replace("LAG", str(lag)), PARTS, base=parts(step_s=0.0))
     if death:
         (folder / ("receiver" if death == "receiver" else "death")).write_text(death)
     if again:
         (folder / "again").touch()
     run(folder)
     assert not {"receiver", "death", "again"} & {each.name for each in folder.iterdir()}, "nobody died"
-    return run_of(folder, "run")
-
-
-def results_of(run: RunDir) -> list[dict[str, Any]]:
-    return [json.loads((run.path / f"result-{rank}.json").read_text()) for rank in (0, 1)]
+    [made] = runs_in(folder)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +189,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[d
 
 def check(run: RunDir, expected: list[dict[str, Any]], generations: int = 1) -> None:
     """Compares a run with an uninterrupted one, of which one group alone has restarted."""
-    restarted = [event.value for event in events(run, "restarted")]
+    restarted = [event.value for event in events_of(run, "restarted")]
     assert [one.get("group") for one in restarted] == ["rollout"] * generations, restarted
     assert len(pids(run, "train")) == 2
     assert results_of(run) == expected

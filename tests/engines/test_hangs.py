@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from meshctl.run.events import Event
 from tests.command_server import Started
-from tests.engines.processes import Start, alive, family, name_of, wait
+from tests.engines.processes import Start, alive, events_of, family, name_of, wait, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.slow_suite]
 
@@ -78,11 +77,8 @@ class Run:
     def __init__(self, folder: Path, launch: Started) -> None:
         self.folder, self.launch = folder, launch
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [
-            line for path in self.folder.rglob("events/*.jsonl") for line in path.read_text().splitlines()
-        ]
-        return [event for line in lines if (event := json.loads(line))["name"] == name]
+    def events(self, name: str) -> list[Event]:
+        return events_of(self.folder, name)
 
     def stop(self, title: str) -> int:
         """Stops a process of the run once it has completed steps."""
@@ -94,7 +90,7 @@ class Run:
     def report(self) -> str:
         """Returns the first report of a stall."""
         self.launch.until("stalled for")
-        return "\n".join(self.events("stall")[0]["value"]["text"])
+        return "\n".join(self.events("stall")[0].value["text"])
 
 
 Hanging = Callable[..., Run]
@@ -102,8 +98,7 @@ Hanging = Callable[..., Run]
 
 @pytest.fixture
 def hanging(tmp_path: Path, start: Start) -> Hanging:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    written(tmp_path, RECIPE, PARTS)
     return lambda *words: Run(tmp_path, start(tmp_path, "launch", "recipe.yaml", *words, program=SOON))
 
 
@@ -141,7 +136,7 @@ def test_a_circle_of_two_groups_is_named(hanging: Hanging) -> None:
 def test_a_slow_rank_is_named_and_goes_on(hanging: Hanging) -> None:
     run = hanging("components.actor.args.how=slow", "run.patience=4")
     run.launch.until("^warning: ")
-    text = run.events("warning")[0]["value"]["text"]
+    text = run.events("warning")[0].value["text"]
     assert re.fullmatch(
         r"train:1 is slow: stage metrics takes 1\d\d ms without collectives, and \d+ ms on its peers", text
     )

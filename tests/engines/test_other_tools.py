@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from processes import TWO, written
 
-from tests.cli.small_launch import PARTS, RECIPE
 from tests.paths import ROOT
 
 PAGES = ("skypilot", "dstack", "torchx")
-TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
 
 
 def example(tool: str) -> str:
@@ -62,8 +61,7 @@ def variables(number: int) -> dict[str, str]:
 @pytest.mark.slow_suite
 @pytest.mark.parametrize("tool", PAGES)
 def test_the_command_of_a_page_runs_two_nodes(tool: str, tmp_path: Path) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(TWO)
+    written(tmp_path, TWO)
     (tmp_path / "node.sh").write_text((ROOT / "docs" / "node.sh").read_text())
     line = command(tool).replace("/shared", str(tmp_path / "shared"))
     nodes = [

@@ -24,14 +24,9 @@ from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
 from meshctl.run.directory import Start
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PARTS, RECIPE
-from tests.engines.processes import name_of, parent_of
+from tests.engines.processes import LONG, THREE, name_of, parent_of, rows_of, written
 from tests.engines.ray_cluster import RayCluster, ray_cluster
-from tests.engines.test_ssh import rows
 
-THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
-THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
-LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 pytestmark = pytest.mark.timeout(900)
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs ray: make test-all installs it")
 
@@ -44,9 +39,7 @@ def cluster() -> Iterator[RayCluster]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(THREE)
-    return tmp_path
+    return written(tmp_path, THREE)
 
 
 def options(cluster: RayCluster) -> list[str]:
@@ -156,7 +149,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_nodes(
     there = meshctl(folder, "launch", "recipe.yaml", *options(cluster), *words)
     assert there.returncode == 0, there.stderr
     assert "note[MC640]: each node keeps its files of a checkpoint, below ~/meshctl-runs" in there.stderr
-    found = rows(folder)
+    found = rows_of(folder)
     [run] = folder.glob("runs/small/*")
     assert not list((run / "logs" / "two").glob("*"))
     own = sorted(homes.glob(f"*/meshctl-runs/small/{run.name}"))
@@ -167,7 +160,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_nodes(
     shutil.rmtree(folder / "runs")
     here = meshctl(folder, "launch", "recipe.yaml", "--engine", "loopback", "run.steps=4")
     assert here.returncode == 0, here.stderr
-    assert rows(folder) == found and len(found) == 4
+    assert rows_of(folder) == found and len(found) == 4
 
 
 # Without a cluster
@@ -192,9 +185,7 @@ run: {steps: 2}
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(DEVICES)
-    loaded = load("recipe.yaml", (), tmp_path)
+    loaded = load("recipe.yaml", (), written(tmp_path, DEVICES))
     assert not loaded.report.errors
     return resolve(loaded.recipe, loaded.endpoints)
 

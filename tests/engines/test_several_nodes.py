@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import subprocess
@@ -10,22 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import Start
+from processes import LONG, Start, events_of
 
 from tests.cli.commands import meshctl
 from tests.engines import relay
 from tests.engines.namespaces import Hosts
-from tests.engines.test_ssh import LONG, folder, hosts, is_empty, needs_hosts
+from tests.engines.test_ssh import folder, hosts, is_empty, needs_hosts
 
 __all__ = ["folder", "hosts"]
 pytestmark = [needs_hosts, pytest.mark.namespaces, pytest.mark.slow_suite]
-
-
-def events(folder: Path, name: str) -> list[dict[str, object]]:
-    lines = [
-        line for file in folder.glob("runs/*/*/events/*.jsonl") for line in file.read_text().splitlines()
-    ]
-    return [event for event in map(json.loads, lines) if event["name"] == name]
 
 
 def test_no_host_knows_a_name(hosts: Hosts) -> None:
@@ -49,7 +41,7 @@ def test_a_wall_between_two_nodes_is_found_before_a_worker_starts(hosts: Hosts, 
         rf"node 1 \(\S+\): network: it does not reach node 2 \(\S+\) at {address}:\d+: ", line
     ), line
     assert "look for a firewall or a wrong route" in done.stderr
-    assert not events(folder, "started")
+    assert not events_of(folder, "started")
     assert is_empty(hosts, 10)
 
 
@@ -134,4 +126,4 @@ def test_delay_and_loss_kill_nobody(hosts: Hosts, folder: Path) -> None:
         done = meshctl(folder, "launch", "recipe.yaml", *hosts.options, "run.steps=5")
         assert done.returncode == 0, done.stderr
         assert is_empty(hosts, 10)
-    assert not events(folder, "fault") and len(events(folder, "ready")) == 6
+    assert not events_of(folder, "fault") and len(events_of(folder, "ready")) == 6

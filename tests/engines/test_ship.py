@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import Start
+from processes import LONG, THREE, Start, rows_of, written
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.forwarding import EventForwarding, ForwardedEvents
-from meshctl.engines.host_script import script_of
+from meshctl.engines.remote import script_of
 from meshctl.engines.shipping import ARCHIVE, check_code, check_size, pack, shipped_files, unpack
 from meshctl.plan.model import Plan
 from meshctl.plan.resolve import resolve
@@ -31,7 +31,7 @@ from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
 from tests.engines.node.hub_server import serving
-from tests.engines.test_ssh import LEASE, LONG, THREE, is_empty, on_hosts, rows
+from tests.engines.test_ssh import LEASE, is_empty, on_hosts
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -64,9 +64,7 @@ def ship(hosts: Hosts, home: Path) -> list[str]:
 def folder(private: Path, request: pytest.FixtureRequest) -> Path:
     found = private / request.node.name
     found.mkdir()
-    (found / "parts.py").write_text(PARTS)
-    (found / "recipe.yaml").write_text(THREE)
-    return found
+    return written(found, THREE)
 
 
 def leftovers() -> list[Path]:
@@ -88,7 +86,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
     there = meshctl(folder, "launch", "recipe.yaml", *lines, *ship)
     assert there.returncode == 0, there.stderr
     assert "note[MC640]: each node keeps its files of a checkpoint, below ~/meshctl-runs" in there.stderr
-    found = rows(folder)
+    found = rows_of(folder)
     [run] = (folder / "runs" / "small").iterdir()
     assert is_empty(hosts, 10) and has_none_left()
     saved = []
@@ -107,7 +105,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
     assert saved and (run / "checkpoints" / "step-40" / "checkpoint.manifest.json").exists()
     again = meshctl(folder, "launch", str(run), "engine=loopback", "run.steps=42")
     assert again.returncode == 0, again.stderr
-    both = rows(folder)
+    both = rows_of(folder)
     assert both[:40] == found and [row["step"] for row in both] == list(range(1, 43))
     refused = meshctl(folder, "launch", str(run), *ship, "run.steps=44")
     assert refused.returncode == 4 and "cannot continue from a checkpoint" in refused.stderr, refused.stderr

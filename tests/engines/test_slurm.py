@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import MAIN
-from tests.cli.small_launch import PARTS, RECIPE
+from tests.cli.small_launch import RECIPE
 from tests.command_server import Done, Started, call
 from tests.engines import slurm_cluster
-from tests.engines.processes import command_lines_with_token, name_of
+from tests.engines.processes import LONG, command_lines_with_token, name_of, rows_of, written
 from tests.engines.slurm_cluster import Cluster as Machines
 from tests.engines.slurm_cluster import wait_for
 from tests.hang import HANG_S
@@ -33,7 +33,6 @@ TWO_SETS = TWO_SETS.replace("samples: 4", "samples: 6")
 ONE_SET = TWO_SETS.replace("{ranks: 1,", "{ranks: 3,")
 """Both groups are on all three nodes."""
 ENGINE = ["--engine", "slurm", "engine.slurm.lease=6"]
-LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LIMIT_S = HANG_S
 
 
@@ -45,9 +44,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(TWO_SETS)
-    return tmp_path
+    return written(tmp_path, TWO_SETS)
 
 
 @pytest.fixture
@@ -96,9 +93,7 @@ class Slurmed:
             self.cluster.run("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
 
     def rows(self) -> list[dict[str, object]]:
-        files = list(self.folder.glob("runs/*/*/metrics.jsonl"))
-        lines = files[0].read_text().splitlines() if files else []
-        return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
+        return rows_of(self.folder)
 
     def launcher_events(self) -> str:
         return "".join(file.read_text() for file in self.folder.glob("runs/*/*/events/launcher.jsonl"))

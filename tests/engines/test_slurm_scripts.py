@@ -21,7 +21,7 @@ from meshctl.recipe.slurm_fields import slurm_time
 from meshctl.run.directory import RunDir
 from meshctl.run.process import IN_JOB
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PARTS
+from tests.engines.processes import written
 from tests.engines.test_slurm import ENGINE, TWO_SETS
 from tests.paths import ROOT
 
@@ -91,9 +91,8 @@ def test_a_dry_run_of_4096_nodes_has_few_lines(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "sbatch").symlink_to("/bin/true")
-    (tmp_path / "parts.py").write_text(PARTS)
     big = TWO_SETS.replace("nodes: 3", "nodes: 4096").replace("{ranks: 3,", "{ranks: 32768,")
-    (tmp_path / "recipe.yaml").write_text(big.replace("samples: 6", "samples: 32768"))
+    written(tmp_path, big.replace("samples: 6", "samples: 32768"))
     done = meshctl(tmp_path, "launch", "recipe.yaml", "--dry-run", *ENGINE)
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --nodes=4095\n" in done.stdout and len(done.stdout.splitlines()) < 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,19 +16,15 @@ import pytest
 from processes import Start
 
 from meshctl.engines.engine import Command, Job
-from meshctl.engines.host_script import last_error, script_of
+from meshctl.engines.remote import last_error, script_of
 from meshctl.engines.ssh import SshEngine, SshHandle, hosts_in
 from meshctl.run.directory import RunDir
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PARTS, RECIPE
 from tests.engines import namespaces
 from tests.engines.namespaces import Hosts
-from tests.engines.processes import command_lines_with_token, name_of, plan_of
+from tests.engines.processes import LONG, THREE, command_lines_with_token, name_of, plan_of, rows_of, written
 from tests.paths import ROOT
 
-THREE = RECIPE.replace("ranks: 1,", "ranks: 3,").replace("ranks: 2,", "ranks: 3,")
-THREE = THREE.replace("run:", "cluster: {nodes: 3}\nrun:").replace("samples: 4", "samples: 6")
-LONG = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LEASE = "engine.ssh.lease=6"
 needs_hosts = pytest.mark.skipif(bool(namespaces.MISSING), reason=f"needs {', '.join(namespaces.MISSING)}")
 
@@ -49,9 +44,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(THREE)
-    return tmp_path
+    return written(tmp_path, THREE)
 
 
 def is_empty(hosts: Hosts, limit_s: float) -> bool:
@@ -62,14 +55,6 @@ def is_empty(hosts: Hosts, limit_s: float) -> bool:
             return True
         time.sleep(0.2)
     return False
-
-
-def rows(folder: Path) -> list[dict[str, object]]:
-    [metrics] = folder.glob("runs/*/*/metrics.jsonl")
-    return [
-        {key: value for key, value in json.loads(line).items() if key != "time"}
-        for line in metrics.read_text().splitlines()
-    ]
 
 
 @on_hosts
@@ -85,56 +70,34 @@ def test_grpo_over_three_hosts_equals_the_run_on_one(hosts: Hosts, tmp_path: Pat
     assert there.returncode == 0, there.stderr
     here = meshctl(tmp_path / "here", "launch", "grpo_arithmetic.yaml", *sizes)
     assert here.returncode == 0, here.stderr
-    assert rows(tmp_path / "there") == rows(tmp_path / "here") and len(rows(tmp_path / "here")) == 6
+    assert rows_of(tmp_path / "there") == rows_of(tmp_path / "here") and len(rows_of(tmp_path / "here")) == 6
     assert is_empty(hosts, 10)
 
 
-def kill_agent(hosts: Hosts) -> None:
-    os.kill(process_of(hosts, 1, "meshctl-fork"), signal.SIGKILL)
-
-
-def kill_worker(hosts: Hosts) -> None:
-    os.kill(process_of(hosts, 2, "two:2"), signal.SIGKILL)
-
-
-def kill_group_agent(hosts: Hosts) -> None:
-    os.kill(process_of(hosts, 1, "mesh two/1"), signal.SIGKILL)
-
-
-def cut_link(hosts: Hosts) -> None:
-    hosts.link(1, "down")
-
-
-def process_of(hosts: Hosts, number: int, title: str) -> int:
-    for pid in hosts.processes(number):
-        if name_of(pid) == title:
-            return pid
-    raise AssertionError(title)
+CUT = r"error: (node 1 \(\S+\) has not answered for 6 s|the connection to node 1 \(\S+\) is lost)"
 
 
 @on_hosts
 @pytest.mark.parametrize(
-    ("fault", "cause"),
+    ("number", "title", "cause"),
     [
-        (
-            kill_agent,
-            r"error: the node process on host \S+ \(node 1\): killed by SIGKILL",
-        ),
-        (kill_worker, r"error: two:2 failed.*SIGKILL"),
-        (kill_group_agent, r"error: the agent of two on node 1 \(\S+\): killed by SIGKILL"),
-        (
-            cut_link,
-            r"error: (node 1 \(\S+\) has not answered for 6 s|the connection to node 1 \(\S+\) is lost)",
-        ),
+        (1, "meshctl-fork", r"error: the node process on host \S+ \(node 1\): killed by SIGKILL"),
+        (2, "two:2", r"error: two:2 failed.*SIGKILL"),
+        (1, "mesh two/1", r"error: the agent of two on node 1 \(\S+\): killed by SIGKILL"),
+        (1, "", CUT),
     ],
 )
 def test_a_fault_ends_everything_with_its_cause(
-    hosts: Hosts, folder: Path, start: Start, fault: Callable[[Hosts], None], cause: str
+    hosts: Hosts, folder: Path, start: Start, number: int, title: str, cause: str
 ) -> None:
+    """A process of a host is killed, or its link is cut."""
     launch = start(folder, "launch", "recipe.yaml", *LONG, *hosts.options, LEASE)
     launch.until("^step 2")
-    fault(hosts)
     try:
+        if title:
+            os.kill(next(pid for pid in hosts.processes(number) if name_of(pid) == title), signal.SIGKILL)
+        else:
+            hosts.link(number, "down")
         code, output = launch.end()
         assert code == 5 and re.search(cause, output), output
         assert is_empty(hosts, 30)

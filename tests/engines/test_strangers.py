@@ -18,12 +18,12 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
-from processes import Launch, Launched, Start, family, plan_of
+from processes import LONG, Launch, Launched, Start, family, plan_of, written
 from torch.distributed import TCPStore
 
 from meshctl.network.control_store import StoreClient, StoreLost
 from meshctl.plan.model import Cluster
-from tests.cli.small_launch import PARTS, RECIPE
+from tests.cli.small_launch import RECIPE
 
 KEYS = {
     "stop": "stranger",
@@ -117,11 +117,7 @@ def opened(paths: Iterable[Path]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_reaches_no_store_of_torch_of_a_run_on_one_node(tmp_path: Path, start: Start) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    running = start(
-        tmp_path, "launch", "recipe.yaml", "components.trainer.args.mood=slow", "run.steps=100000"
-    )
+    running = start(written(tmp_path, RECIPE), "launch", "recipe.yaml", *LONG)
     running.until("^step [1-9]")
     files = open_files(running.pid)
     [scratch] = {file for file in files if re.fullmatch(f"{gettempdir()}/meshctl-[0-9a-f]{{16}}", file)}

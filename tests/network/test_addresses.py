@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from meshctl.network import addresses
+from meshctl.network.addresses import with_short_lookups
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fd88::254", "node-1"])
@@ -36,3 +39,26 @@ def test_a_socket_listens_on_its_address_only() -> None:
     with addresses.listen("127.0.0.1") as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
     assert addresses.address_towards("127.0.0.1", 1) == "127.0.0.1"
+
+
+# How long a search for a name takes at most
+
+
+def settings() -> tuple[int, int]:
+    """Returns the seconds and the number of attempts of this thread, from glibc."""
+    state = getattr(ctypes.CDLL(None), "__res_state", None)
+    if state is None:
+        pytest.skip("needs glibc")
+    state.restype = ctypes.POINTER(ctypes.c_int)
+    return state()[0], state()[1]
+
+
+def test_only_the_call_has_short_lookups() -> None:
+    before = settings()
+    assert with_short_lookups(settings) == (1, 1)
+    assert settings() == before
+
+
+def test_errors_arrive() -> None:
+    with pytest.raises(ZeroDivisionError):
+        with_short_lookups(lambda: 1 // 0)

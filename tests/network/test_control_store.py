@@ -127,8 +127,8 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
 
 
 def test_a_client_is_answered_although_silent_strangers_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
+    monkeypatch.setattr("meshctl.engines.connection.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.engines.connection.CROWDED_S", 0.01)
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     with ExitStack() as stack:

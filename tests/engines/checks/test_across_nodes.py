@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks import on_node
 from meshctl.engines.checks.device_files import requirements_on
 from meshctl.engines.checks.devices import Device, Report

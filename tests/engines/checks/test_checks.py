@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.diagnostics.health import Check
+from meshctl.diagnostics import Check
 from meshctl.engines.checks import cgroup, device_files, machine
 from meshctl.engines.checks.devices import Device, Report, check_devices, nvidia_smi
 from meshctl.engines.checks.machine import check_disk, examine, problems

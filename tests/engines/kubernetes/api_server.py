@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.engines.kubernetes import websocket
-
 if TYPE_CHECKING:
-    from tests.engines.kubernetes.cluster import Cluster, Pod
+    from tests.engines.kubernetes.cluster import Cluster
 
 KINDS = {"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret"}
 JOBSET_API = "jobset.x-k8s.io/v1alpha2"
@@ -45,9 +42,7 @@ class Handler(BaseHTTPRequestHandler):
                 tail = int(query.get("tailLines", ["0"])[0])
                 self._send(200, "".join(lines[-tail:]).encode(), "text/plain")
                 return
-            if kind == "pods" and name in pods and below == "exec":
-                pod = pods[name]
-            elif kind == "pods" and not name:
+            if kind == "pods" and not name:
                 wanted = dict(one.split("=") for one in query.get("labelSelector", [""])[0].split(",") if one)
                 items = [
                     pod.data
@@ -55,56 +50,20 @@ class Handler(BaseHTTPRequestHandler):
                     if wanted.items() <= pod.data["metadata"]["labels"].items()
                 ]
                 self._answer({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
-                return
+            elif found := pods[name].data if name in pods else self.cluster.objects.get((kind, name)):
+                self._answer(found)
             else:
-                found = (
-                    pods[name].data
-                    if kind == "pods" and name in pods
-                    else self.cluster.objects.get((kind, name))
-                )
-                self._answer(found) if found else self._refuse(404, "NotFound", f"{kind} {name!r} not found")
-                return
-        self._exec(pod, query)
-
-    def _exec(self, pod: Pod, query: dict[str, list[str]]) -> None:
-        websocket.accept(self)
-        self.close_connection = True
-        if not pod.process or pod.process.poll() is not None:
-            websocket.send(self, websocket.STDERR, b"the container is not running")
-            websocket.finish(self, 1)
-            return
-        process = subprocess.Popen(
-            [pod.local(word) for word in query["command"]],
-            env=pod.environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        assert process.stdin and process.stdout
-        if "stdin" in query:
-            while (message := websocket.receive(self)) and message[0] == websocket.STDIN:
-                process.stdin.write(message[1])
-                if message[1].endswith(b"\n"):
-                    break
-        process.stdin.close()
-        while data := process.stdout.read(1 << 15):
-            websocket.send(self, websocket.STDOUT, data)
-        process.stdout.close()
-        websocket.finish(self, process.wait())
+                self._refuse(404, "NotFound", f"{kind} {name!r} not found")
 
     def do_POST(self) -> None:
-        self._store()
-
-    def do_PATCH(self) -> None:
-        self._store()
-
-    def _store(self) -> None:
         kind, _, _ = _object_at(urlsplit(self.path).path.split("/"))
         found = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         found["metadata"] = {"namespace": "lab", "uid": "11-22", **found["metadata"]}
         with self.cluster.lock:
             self.cluster.objects[kind, found["metadata"]["name"]] = found
         self._answer(found)
+
+    do_PATCH = do_POST
 
     def do_DELETE(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))

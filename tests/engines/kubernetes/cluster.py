@@ -1,5 +1,5 @@
 """A cluster on one machine for tests: an API server on loopback, to which a real kubectl talks, and the parts of the
-controllers of JobSet and Job and of the kubelet that a run needs.
+controllers of JobSet and Job and of the kubelet that a run needs, `exec` among them.
 
 Each pod is a process with the command and the environment of its container. It has an address of its own below
 127.0.0.0/8. Where a pod would see a ConfigMap or an empty volume, the paths in its command are replaced.
@@ -32,6 +32,22 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 MISSING = [] if shutil.which("kubectl") else ["kubectl"]
 """What this machine lacks for such a cluster."""
 Object = dict[str, Any]
+EXEC = """
+import json, os, subprocess, sys
+
+words = sys.argv[1:]
+if "exec" not in words:
+    os.execv(KUBECTL, [KUBECTL, *words])
+options, command = words[: words.index("--")], words[words.index("--") + 1 :]
+assert not subprocess.run([KUBECTL, *options, "--help"], capture_output=True).returncode
+[file] = [file for word in options if os.path.exists(file := f"{FOLDER}/{word}.json")]
+pod = json.load(open(file))
+os.kill(pod["pid"], 0)
+for path, here in pod["paths"].items():
+    command = [word.replace(path, here) for word in command]
+os.execvpe(command[0], command, pod["environ"])
+"""
+"""The kubectl of the launcher: the real one, but `exec` starts the command itself, beside the process of the pod."""
 
 
 @dataclass
@@ -125,15 +141,18 @@ class Cluster:
             "current-context": "stub",
         }
         (self.folder / "kubeconfig").write_text(json.dumps(config))
-        tool = self.folder / "bin" / "meshctl"
-        tool.parent.mkdir()
-        tool.write_text(f"#!{sys.executable}\n{MAIN}\n")
-        tool.chmod(0o755)
+        (self.folder / "bin").mkdir()
+        kubectl = f"FOLDER, KUBECTL = {str(self.folder)!r}, {shutil.which('kubectl')!r}\n{EXEC}"
+        for name, code in (("meshctl", MAIN), ("kubectl", kubectl)):
+            tool = self.folder / "bin" / name
+            tool.write_text(f"#!{sys.executable}\n{code}\n")
+            tool.chmod(0o755)
 
     @property
     def environ(self) -> dict[str, str]:
         """The variables with which kubectl finds this cluster."""
-        return {"KUBECONFIG": str(self.folder / "kubeconfig"), "HOME": str(self.folder)}
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        return {"KUBECONFIG": str(self.folder / "kubeconfig"), "HOME": str(self.folder), "PATH": path}
 
     def close(self) -> None:
         self._is_closing.set()
@@ -246,7 +265,7 @@ class Cluster:
             "namespace": "lab",
             "labels": labels,
             "annotations": {**given.get("annotations", {}), INDEX: str(index)},
-            "creationTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "creationTimestamp": now(),
         }
         data = {
             "apiVersion": "v1",
@@ -274,7 +293,7 @@ class Cluster:
                 for name, value in os.environ.items()
                 if not name.startswith(("MESHCTL_", "PYTEST_"))
             },
-            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "PATH": self.environ["PATH"],
             "JOB_COMPLETION_INDEX": str(pod.job["index"]),
             **{one["name"]: self._value(pod, one) for one in pod.container["env"]},
         }
@@ -288,6 +307,8 @@ class Cluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        facts = {"pid": pod.process.pid, "environ": pod.environ, "paths": pod.paths}
+        (self.folder / f"{pod.name}.json").write_text(json.dumps(facts))
         pod.data["status"]["phase"] = "Running"
         pod.data["status"]["containerStatuses"] = [{"name": pod.container["name"], "state": {"running": {}}}]
 
@@ -306,9 +327,7 @@ class Cluster:
 
     def delete_pod(self, pod: Pod) -> None:
         """Asks a pod to end, as its deletion does. The kubelet signals the first process of the container."""
-        pod.data["metadata"].setdefault(
-            "deletionTimestamp", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        )
+        pod.data["metadata"].setdefault("deletionTimestamp", now())
         if pod.process and pod.process.poll() is None:
             pod.process.send_signal(signal.SIGTERM)
 
@@ -336,6 +355,10 @@ class Cluster:
         """Returns the pod of a replicated job."""
         [found] = [pod for pod in self.pods if f"-{job}-0-{index}-" in pod.name and not pod.is_replaced]
         return found
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _action(rules: Sequence[Object], pod: Pod) -> str:

@@ -6,11 +6,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from meshctl.cli.launch import Supervision, outcome_of
-from meshctl.engines.engine import Handle, Job
+from meshctl.engines.engine import Job
 from meshctl.engines.kubernetes.engine import HeadHandle
 from meshctl.engines.supervise.attempt import begin
 from meshctl.engines.supervise.signals import Signals
@@ -51,30 +52,18 @@ def test_a_head_that_nobody_copies_does_not_wait(tmp_path: Path) -> None:
     assert closed(RunDir(tmp_path)) < began + 1
 
 
-class Closing(FakeHandle):
-    """A handle that reads the state when it is closed, as the last copy does."""
-
-    def close(self) -> None:
-        self.last = json.loads(self._job.run.state.read_text())
-        super().close()
-
-
-class ClosingEngine(FakeEngine):
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        self.handle = Closing(job, self._worker)
-        return self.handle
-
-
 def done(worker: FakeWorker) -> int:
     worker.journal().write("ready")
     worker.journal().write("done", step=1)
     return 0
 
 
-def test_the_last_copy_has_the_end_of_the_run(tmp_path: Path) -> None:
+def test_the_last_copy_has_the_end_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is read when the handle is closed, as the last copy does."""
     attempt = begin(PLAN, "name: test\n", (str(tmp_path),), None)
-    engine = ClosingEngine(done, "inside")
+    state, last = StateFile(PLAN, attempt.run), list[object]()
+    text = attempt.run.state.read_text
+    monkeypatch.setattr(FakeHandle, "close", lambda handle: last.append(json.loads(text())["code"]))
+    supervision = Supervision(FakeEngine(done, "inside"), environ={})
     job = Job(PLAN, attempt.run, lambda environ: 70)
-    state = StateFile(PLAN, attempt.run)
-    outcome = outcome_of(Supervision(engine, environ={}), job, attempt, Signals(), lambda: [state])
-    assert (outcome.code, engine.handle.last["code"]) == (0, 0)
+    assert outcome_of(supervision, job, attempt, Signals(), lambda: [state]).code == 0 and last == [0]

@@ -3,7 +3,6 @@ lost pod makes another one."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from typing import Any
@@ -14,6 +13,7 @@ from meshctl.run.directory import RunDir
 from tests.engines import test_group_restart as group_restart
 from tests.engines.kubernetes.cluster import MISSING
 from tests.engines.kubernetes.test_run import World, world
+from tests.engines.processes import LONG, events_of, rows_of, written
 from tests.engines.test_elastic import PARTS
 from tests.engines.test_elastic_nodes import RECIPE, SLOW, compared
 from tests.engines.test_group_restart import EACH_ON_A_NODE, check_nodes, launched
@@ -35,16 +35,9 @@ def patience(world: World) -> None:
     world.options += ["run.grace=60", "engine.jobset.lease=15"]
 
 
-def write(world: World, **files: str) -> None:
-    for name, text in files.items():
-        (world.folder / f"{name}.{'yaml' if name == 'recipe' else 'py'}").write_text(text)
-
-
 def launcher_events(world: World, name: str) -> list[dict[str, Any]]:
     """Returns the values of the events of the head that have a name."""
-    files = list(world.folder.glob("volume/runs/*/*/events/launcher.jsonl"))
-    events = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return [event["value"] for event in events if event["name"] == name]
+    return [event.value for event in events_of(world.folder / "volume", name)]
 
 
 def delete(world: World, *words: str) -> None:
@@ -68,7 +61,7 @@ def until_pods_succeed(world: World) -> None:
 
 def test_a_deleted_pod_is_done_without_until_another_one_has_room(world: World) -> None:
     """The workers save before their node leaves, so no step is lost, and no restart is counted."""
-    write(world, parts=PARTS, slow=SLOW, recipe=RECIPE)
+    written(world.folder, RECIPE, PARTS, slow=SLOW)
     launch = world.launch("engine.jobset.join_limit=60")
     world.until_step(12)
     world.cluster.is_holding = True
@@ -76,10 +69,10 @@ def test_a_deleted_pod_is_done_without_until_another_one_has_room(world: World) 
     until_sizes(world, [3, 2])
     leaving, without = launcher_events(world, "restarted")
     assert leaving["cause"] == "the scheduler ends node 2" and leaving["left"] == without["left"] == 5
-    world.until_step(len((world.run_of_pods / "metrics.jsonl").read_text().splitlines()) + 3)
+    world.until_step(len(rows_of(world.run_of_pods)) + 3)
     world.cluster.is_holding = False
     until_sizes(world, [2, 3])
-    world.until_step(len((world.run_of_pods / "metrics.jsonl").read_text().splitlines()) + 3)
+    world.until_step(len(rows_of(world.run_of_pods)) + 3)
     launch.signal(signal.SIGINT)
     code, output = launch.end()
     assert code == 130, output
@@ -100,21 +93,21 @@ def test_a_deleted_pod_is_replaced(world: World) -> None:
     until_pods_succeed(world)
     assert old.exit_code == 75 and world.cluster.pod("nodes0", 1).name != old.name
     assert [event["left"] for event in launcher_events(world, "restarted")] == [1]
-    rows = [json.loads(line) for line in (world.run_of_pods / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(world.run_of_pods)
     assert [row["step"] for row in rows] == [*range(1, 61)]
     assert [row["sum.seen"] for row in rows] == [2.0 * step for step in range(1, 61)]
 
 
 def test_a_deleted_job_set_ends_the_run_in_order(world: World) -> None:
     """Its pods are asked to end one after another, that of the head last."""
-    launch = world.launch("components.trainer.args.mood=slow", "run.steps=100000", "run.restarts=3")
+    launch = world.launch(*LONG, "run.restarts=3")
     world.until_step(5)
     delete(world, "jobset", launch_name(world))
     world.until(lambda: launcher_events(world, "over"))
     [over] = launcher_events(world, "over")
     assert over["code"] == 143, over
     launch.end()
-    steps = len((world.run_of_pods / "metrics.jsonl").read_text().splitlines())
+    steps = len(rows_of(world.run_of_pods))
     assert (world.run_of_pods / "checkpoints" / f"step-{steps}" / "checkpoint.manifest.json").exists()
 
 
@@ -124,7 +117,7 @@ def launch_name(world: World) -> str:
 
 
 def test_a_group_in_pods_of_its_own_restarts_alone(world: World) -> None:
-    write(world, parts=group_restart.parts(), recipe=group_restart.RECIPE)
+    written(world.folder, group_restart.RECIPE, group_restart.parts())
     whole, done = launched(world.folder, "whole")
     assert done.returncode == 0, done
     for death in ("call-1-4", "node-0-8"):

@@ -98,21 +98,6 @@ def test_golden(name: str, folder: Path) -> None:
     assert shown == file.read_text()
 
 
-def test_each_set_of_nodes_is_a_replicated_job_with_its_devices(folder: Path) -> None:
-    text, plan = rendered(folder, "two_sets")
-    job_set = documents(text)[0]
-    jobs = job_set["spec"]["replicatedJobs"]
-    assert [(job["name"], job["template"]["spec"]["completions"]) for job in jobs] == [
-        (f"nodes{index}", nodes.count) for index, nodes in enumerate(node_sets(plan))
-    ]
-    assert [one.groups for one in node_sets(plan)] == [("one",), ("two",), ("two",)]
-    pods = [job["template"]["spec"]["template"]["spec"] for job in jobs]
-    limits = [pod["containers"][0]["resources"]["limits"] for pod in pods]
-    assert [one["amd.com/gpu"] for one in limits] == ["8", "8", "2"] and limits[0]["memory"] == "64Gi"
-    heads = ["meshctl head" in pod["containers"][0]["command"][2] for pod in pods]
-    assert heads == [True, False, False]
-
-
 def test_only_pods_that_fail_by_themselves_count_where_the_run_may_restart(folder: Path) -> None:
     """The pod of the head is not replaced without `max_restarts`, which is 2 in the recipe."""
     found = []
@@ -148,17 +133,6 @@ def test_a_dry_run_shows_what_it_can_and_what_is_missing(folder: Path) -> None:
     done = meshctl(folder, "launch", "elastic.yaml", "--engine", "jobset", "--dry-run")
     assert done.returncode == 0 and documents(done.stdout)[0]["kind"] == "JobSet"
     assert "warning[MC620]" in done.stderr and "warning[MC622]" in done.stderr
-
-
-def test_no_value_of_a_secret_is_in_a_manifest(folder: Path) -> None:
-    container = documents(rendered(folder, "two_sets")[0])[0]["spec"]["replicatedJobs"][0]["template"][
-        "spec"
-    ]["template"]["spec"]["containers"][0]
-    given = {one["name"]: one["valueFrom"] for one in container["env"]}
-    assert given["WANDB_API_KEY"] == {"secretKeyRef": {"name": "wandb", "key": "api-key"}}
-    assert given["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
-    assert given["MESHCTL_TOKEN"]["secretKeyRef"]["key"] == "token"
-    assert not any("value" in one for one in container["env"])
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")

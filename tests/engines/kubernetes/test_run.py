@@ -17,14 +17,12 @@ from typing import Any
 import pytest
 
 from tests.cli.commands import MAIN
-from tests.cli.small_launch import PARTS, RECIPE
 from tests.command_server import Done, Started, call
 from tests.engines.kubernetes.cluster import MISSING, Cluster, cluster
+from tests.engines.processes import LONG, TWO, rows_of, written
 from tests.hang import HANG_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}")]
-TWO = RECIPE.replace("{ranks: 1,", "{ranks: 2,").replace("run:", "cluster: {nodes: 2}\nrun:")
-SLOW = ["components.trainer.args.mood=slow", "run.steps=100000"]
 LIMIT_S = HANG_S
 
 
@@ -89,23 +87,12 @@ class World:
         return found
 
     def until_step(self, step: int) -> None:
-        self.until(
-            lambda: any(
-                row["step"] >= step for path in self.folder.glob("volume/runs/*/*") for row in rows(path)
-            )
-        )
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    file = run / "metrics.jsonl"
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [{key: value for key, value in row.items() if key != "time"} for row in found]
+        self.until(lambda: any(row["step"] >= step for row in rows_of(self.folder / "volume")))
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "recipe.yaml").write_text(TWO)
+    written(tmp_path, TWO)
     for name in ("cluster", "volume"):
         (tmp_path / name).mkdir()
     with cluster(tmp_path / "cluster") as made:
@@ -122,7 +109,7 @@ def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
     local = world.call("launch", "recipe.yaml", "--engine", "loopback", "run.dir=here")
     assert local.returncode == 0, local.stderr
     [here] = world.folder.glob("here/*/*")
-    assert rows(world.run) == rows(here) and len(rows(here)) == 3
+    assert rows_of(world.run) == rows_of(here) and len(rows_of(here)) == 3
     assert f"{world.run} is JobSet small-{world.run.name}" in output and "small: done after 3 steps" in output
     assert (
         world.run_of_pods / "checkpoints" / "step-3"
@@ -146,7 +133,7 @@ def test_a_run_of_two_pods_equals_a_local_one(world: World) -> None:
 
 @pytest.mark.slow_suite
 def test_a_pod_without_memory_is_named(world: World) -> None:
-    launch = world.launch(*SLOW)
+    launch = world.launch(*LONG)
     world.until_step(2)
     pod = world.cluster.pod("nodes0", 1)
     world.cluster.kill_pod(pod, "OOMKilled")
@@ -157,7 +144,7 @@ def test_a_pod_without_memory_is_named(world: World) -> None:
 
 @pytest.mark.slow_suite
 def test_a_deleted_pod_ends_the_run_in_order_and_is_named(world: World) -> None:
-    launch = world.launch(*SLOW)
+    launch = world.launch(*LONG)
     world.until_step(2)
     pod = world.cluster.pod("nodes0", 1)
     subprocess.run(["kubectl", "delete", "pod", pod.name, "--wait=false"], env=world.environ, check=True)
@@ -168,7 +155,7 @@ def test_a_deleted_pod_ends_the_run_in_order_and_is_named(world: World) -> None:
 
 @pytest.mark.slow_suite
 def test_a_detached_run_is_watched_and_stopped_from_elsewhere(world: World) -> None:
-    begun = world.call("launch", *world.options, *SLOW, "--detach")
+    begun = world.call("launch", *world.options, *LONG, "--detach")
     assert begun.returncode == 0 and "is JobSet small-" in begun.stdout, begun.stderr
     world.until_step(2)
     world.until(lambda: (status := world.status())["state"] == "running" and status["step"] >= 2)
@@ -189,8 +176,8 @@ def test_a_lost_head_starts_again_and_continues(world: World) -> None:
     code, output = launch.end()
     assert code == 0, output + "".join(pod.log.read_text() for pod in world.cluster.pods)
     assert list(world.cluster.restarts.values()) == [1]
-    assert [row["step"] for row in rows(world.run_of_pods)] == list(range(1, 61))
-    seen = [row["sum.seen"] for row in rows(world.run_of_pods)]
+    assert [row["step"] for row in rows_of(world.run_of_pods)] == list(range(1, 61))
+    seen = [row["sum.seen"] for row in rows_of(world.run_of_pods)]
     assert seen == [2.0 * step for step in range(1, 61)]
 
 
@@ -252,7 +239,7 @@ def read_until(terminal: int, pattern: str) -> str:
     [("n", 0, "running", "goes on; stop it: meshctl stop"), ("y", 130, "interrupted", "interrupted")],
 )
 def test_ctrl_c_on_a_terminal_asks(world: World, answer: str, code: int, state: str, text: str) -> None:
-    with world.launch_on_terminal(*SLOW) as (launch, terminal):
+    with world.launch_on_terminal(*LONG) as (launch, terminal):
         world.until_step(2)
         os.write(terminal, b"\x03")
         asked = read_until(terminal, "it goes on]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +69,7 @@ def test_two_programs_at_once_each_with_its_own_world(launch: Launch, tmp_path: 
             expected = {"RANK": f"{rank}", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "GROUP_RANK": f"{rank}"}
             expected |= {"LOCAL_WORLD_SIZE": "1", "MESHCTL_GROUP": word, "OMP_NUM_THREADS": "1"}
             assert expected.items() <= environ.items()
-            assert cwd == (str(tmp_path / "below") if word == "right" else os.getcwd())
+            assert cwd == (str(tmp_path / "below") if word == "right" else str(tmp_path))
             assert output_of(run.run.log(word, rank)) == "speaks\n"
     assert event_of(run, "left", 0)[1]["MASTER_PORT"] != event_of(run, "right", 0)[1]["MASTER_PORT"]
     logs = {path.name for path in (run.run.path / "logs" / "one").iterdir()}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshctl.engines.node.stacks import ProcessState, StackRequests, state_of
+from meshctl.engines.node.progress import ProcessState, StackRequests, state_of
 from tests.engines.processes import wait
 
 CODE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.worker_env import (
     AgentJob,
     Stores,
+    environ_of,
     missing,
     reads_at_import,
     resolve,
+    server_python,
     unset_in_args,
 )
 from meshctl.plan.model import Cluster, Component, Group, Plan, Program, Run
@@ -182,3 +185,36 @@ def test_a_program_is_found_in_the_folder_of_the_recipe(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_reported_before_the_start(tmp_path: Path, program: Program, words: str) -> None:
     assert words in missing(Start((str(tmp_path),)), Group("one", "cpu", 1, 0, program=program))
+
+
+# Interpreters
+
+
+def test_the_environment_is_that_of_an_activated_one(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").touch()
+    python = f"{tmp_path}/bin/python"
+    inherited = {
+        "PATH": "/launcher/bin:/usr/bin",
+        "PYTHONPATH": "/code:/launcher/lib/python3.11/site-packages",
+        "PYTHONHOME": "/launcher",
+        "VIRTUAL_ENV": "/launcher",
+        "TOKEN": "secret",
+    }
+    assert environ_of(python, inherited) == {
+        "PATH": f"{tmp_path}/bin:/launcher/bin:/usr/bin",
+        "PYTHONPATH": "/code",
+        "VIRTUAL_ENV": str(tmp_path),
+        "TOKEN": "secret",
+    }
+    assert environ_of("/usr/bin/python3", {"VIRTUAL_ENV": "/launcher"}) == {"PATH": f"/usr/bin:{os.defpath}"}
+
+
+def test_other_names_of_the_launchers_interpreter_need_no_server(tmp_path: Path) -> None:
+    def python(name: str) -> str:
+        return server_python(Group("one", "cpu", 1, 0, python=name), (str(tmp_path),))
+
+    folder = Path(sys.executable).parent
+    assert python("") == python(sys.executable) == python(str(folder / "python")) == sys.executable
+    (tmp_path / "python").symlink_to(sys.executable)  # not in the environment of the launcher
+    assert python("./python") == f"{tmp_path}/python"

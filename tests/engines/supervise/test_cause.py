@@ -56,14 +56,23 @@ def head(path: Path) -> Causes:
     return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
 
 
-def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: int = 100) -> Cause | None:
-    """Returns the settled cause after a poll. `events` are given with the poll in which each is read."""
+Arrival = tuple[int, Event | Cause | Position]
+"""The poll in which the head reads an event, finds a fault, or reads the position of train:1."""
+
+
+def verdict(tmp_path: Path, *arrivals: Arrival, log: str = "", poll: int = 100) -> Cause | None:
+    """Returns the settled cause after a poll."""
     path = tmp_path / "log"
     path.write_text(log)
     causes = head(path)
     for number in range(poll + 1):
-        for event in [event for when, event in arrivals if when == number]:
-            causes.add(event)
+        for one in [one for when, one in arrivals if when == number]:
+            if isinstance(one, Event):
+                causes.add(one)
+            elif isinstance(one, Cause):
+                causes.record(one)
+            else:
+                causes.place("train", 1, one)
         causes.end_poll(float(number))
     return causes.settled
 
@@ -125,7 +134,7 @@ def verdict(tmp_path: Path, *arrivals: tuple[int, Event], log: str = "", poll: i
         ),
     ],
 )
-def test_the_first_cause(tmp_path: Path, arrivals: list[tuple[int, Event]], line: str) -> None:
+def test_the_first_cause(tmp_path: Path, arrivals: list[Arrival], line: str) -> None:
     cause = verdict(tmp_path, *arrivals)
     assert cause is not None
     assert cause.line == line
@@ -144,7 +153,7 @@ DONE = Event("done", "train", 0)
         [(1, exited(0, 0)), (2, DONE)],  # the file with the last event of a worker may be read later
     ],
 )
-def test_what_is_no_cause(tmp_path: Path, arrivals: list[tuple[int, Event]]) -> None:
+def test_what_is_no_cause(tmp_path: Path, arrivals: list[Arrival]) -> None:
     assert verdict(tmp_path, *arrivals) is None
 
 
@@ -158,14 +167,9 @@ def test_the_loss_of_a_node_comes_before_what_follows_from_it(
     tmp_path: Path, victims: tuple[Event, ...]
 ) -> None:
     """Its connection ends before its processes, but the head may read what they and their peers report first."""
-    causes = head(tmp_path / "log")
-    for number in range(100):
-        for event in victims if number == 1 else ():
-            causes.add(event)
-        if number == 5:
-            causes.record("the connection to node 1 is lost", Priority.NODE)
-        causes.end_poll(float(number))
-    assert causes.settled is not None and causes.settled.line == "the connection to node 1 is lost"
+    lost_node = Cause(Priority.NODE, "the connection to node 1 is lost")
+    cause = verdict(tmp_path, *((1, victim) for victim in victims), (5, lost_node))
+    assert cause is not None and cause.line == lost_node.error
 
 
 UPDATE = Position("update", 8, has_batch=True)
@@ -183,15 +187,10 @@ def test_a_death_is_reported_with_what_the_worker_was_doing(
     tmp_path: Path, position: Position, line: str
 ) -> None:
     """Only an endpoint that has received a batch can have written into one."""
-    causes = head(tmp_path / "log")
-    causes.add(Event("phase", "train", 1, value={"phase": "first sync"}))
-    causes.add(Event("ready", "train", 1))
-    causes.add(Event("step", "train", 1, 7))
-    causes.place("train", 1, position)
-    causes.add(exited(1, -11))
-    for number in range(6):
-        causes.end_poll(float(number))
-    assert causes.settled is not None and causes.settled.line == f"train:1 failed in {line}"
+    before = Event("phase", "train", 1, value={"phase": "first sync"}), Event("ready", "train", 1)
+    arrivals = (*before, Event("step", "train", 1, 7), position, exited(1, -11))
+    cause = verdict(tmp_path, *((0, one) for one in arrivals))
+    assert cause is not None and cause.line == f"train:1 failed in {line}"
 
 
 def test_who_knows_better_is_waited_for(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from processes import plan_of
@@ -138,11 +138,28 @@ def test_the_same_exception_of_one_worker_costs_this_worker_only(
     assert next((number for number, reason in enumerate(refused, 1) if reason), 0) == ends_after, refused
 
 
-class Machines:
-    """The nodes and the handle of an engine: which are connected, and which were started again."""
+class Changes:
+    """The changes of nodes of an attempt, and the nodes, the engine and the end of the attempt that they use."""
 
-    def __init__(self, connected: set[int]) -> None:
-        self.connected, self.started, self.asked = connected, list[list[int]](), 0
+    replaces_nodes = True
+    has_begun = is_asked = False
+
+    def __init__(
+        self,
+        elastic: Elastic,
+        connected: set[int],
+        step: int,
+        has_checkpoints: bool = True,
+        has_ended_step: bool = True,
+        can_lose: bool = True,
+    ) -> None:
+        self.connected, self.are_allowed, this = connected, can_lose, cast(Any, self)
+        self.action, self.started, self.asked = "", list[list[int]](), 0
+        checkpoint = Checkpoint() if has_checkpoints else None
+        plan = replace(elastic.plan, run=replace(elastic.plan.run, checkpoint=checkpoint))
+        session: Any = SimpleNamespace(elastic=elastic, nodes=this, handle=this, restarts=this)
+        attempt: Any = SimpleNamespace(plan=plan, step=step, has_ended_step=has_ended_step)
+        self.changes = NodeChanges(session, attempt, this, this)
 
     def is_connected(self, node: int) -> bool:
         return node in self.connected
@@ -152,36 +169,8 @@ class Machines:
     def ask_devices(self) -> None:
         self.asked += 1
 
-    def restart(self, nodes: list[int]) -> bool:
+    def restart(self, nodes: list[int]) -> None:
         self.started.append(nodes)
-        return True
-
-
-class Changes:
-    """The changes of nodes of an attempt, and what they ask for."""
-
-    replaces_nodes = are_allowed = True
-    has_begun = is_asked = False
-
-    def __init__(
-        self,
-        elastic: Elastic,
-        machines: Any,
-        step: int,
-        has_checkpoints: bool = True,
-        has_ended_step: bool = True,
-        can_lose: bool = True,
-    ) -> None:
-        self.are_allowed, self.action = can_lose, ""
-        plan = replace(elastic.plan, run=replace(elastic.plan.run, checkpoint=None))
-        if has_checkpoints:
-            plan = replace(plan, run=replace(plan.run, checkpoint=Checkpoint()))
-        handle = SimpleNamespace(replaces_nodes=True, restart=machines.restart)
-        session: Any = SimpleNamespace(elastic=elastic, nodes=machines, handle=handle, restarts=self)
-        attempt: Any = SimpleNamespace(plan=plan, step=step, has_ended_step=has_ended_step)
-        this: Any = self
-        self.changes = NodeChanges(session, attempt, this, this)
-        self.on_devices = self.changes.on_devices
 
     def is_last(self, step: int | None) -> bool:
         return False
@@ -199,41 +188,40 @@ class Changes:
 
 
 def test_a_suspect_is_back_at_the_next_checkpoint(tmp_path: Path) -> None:
-    growth = Changes(suspecting(tmp_path), Machines({0}), 5)
+    growth = Changes(suspecting(tmp_path), {0}, 5)
     assert [growth.poll(step, 0.0) for step in (5, 5, 10)] == ["", "", "end"]
 
 
 def test_a_lost_node_is_started_again_at_checkpoints(tmp_path: Path) -> None:
     """Once it is back, the workers save, and the attempt ends with this checkpoint."""
-    elastic, machines = elastic_of(tmp_path), Machines({0})
+    elastic = elastic_of(tmp_path)
     elastic.note(None, [1])
     elastic.plan_without_lost()
-    growth = Changes(elastic, machines, 5)
+    growth = Changes(elastic, {0}, 5)
     assert [growth.poll(step, 0.0) for step in (5, 10, 10, 15)] == ["", "", "", ""]
-    assert machines.started == [[1]] and machines.asked == 2
-    assert growth.poll(20, RETRY_S) == "" and len(machines.started) == 2
-    machines.connected.add(1)
+    assert growth.started == [[1]] and growth.asked == 2
+    assert growth.poll(20, RETRY_S) == "" and len(growth.started) == 2
+    growth.connected.add(1)
     assert [growth.poll(step, RETRY_S) for step in (20, 20, 23)] == ["save", "", "end"]
 
 
 def test_a_device_is_back_when_its_node_reports_it(tmp_path: Path) -> None:
-    elastic, machines = elastic_of(tmp_path), Machines({0})
+    elastic, own = elastic_of(tmp_path), [("cuda", 0), ("cuda", 1)]
     elastic.note(None, [], [("cuda", 1)])
     elastic.plan_without_lost()
-    growth, own = Changes(elastic, machines, 0), [("cuda", 0), ("cuda", 1)]
+    growth = Changes(elastic, {0}, 0)
     assert growth.poll(5, 0.0) == ""
-    growth.on_devices(own, [("cuda", 1)])
+    growth.changes.on_devices(own, [("cuda", 1)])
     assert growth.poll(5, 0.0) == ""
-    growth.on_devices(own, [])
+    growth.changes.on_devices(own, [])
     assert growth.poll(5, 0.0) == "save"
-    growth.on_devices(own, [("cuda", 1)])
+    growth.changes.on_devices(own, [("cuda", 1)])
     assert growth.poll(10, 0.0) == ""
 
 
 def test_a_whole_run_does_not_grow_and_a_node_without_a_part_in_it_changes_nothing(tmp_path: Path) -> None:
-    machines = Machines({0})
-    growth = Changes(elastic_of(tmp_path), machines, 0)
-    assert growth.poll(5, 0.0) == "" and not machines.asked
+    growth = Changes(elastic_of(tmp_path), {0}, 0)
+    assert growth.poll(5, 0.0) == "" and not growth.asked
     assert growth.changes.on_stop(7, 0.0) and growth.poll(10, 9.0) == ""
 
 
@@ -241,7 +229,7 @@ def test_a_whole_run_does_not_grow_and_a_node_without_a_part_in_it_changes_nothi
 
 
 def leaving(tmp_path: Path, **facts: bool) -> Changes:
-    return Changes(elastic_of(tmp_path), Machines({0, 1, 2}), 10, **facts)
+    return Changes(elastic_of(tmp_path), {0, 1, 2}, 10, **facts)
 
 
 def test_a_run_saves_and_ends_the_attempt_at_the_checkpoint(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 
-from processes import Launch, Launched, alive, family, plan_of, wait
+from processes import Launch, alive, family, plan_of, rows_of, wait
 
 from tests.log_text import output_of
 
@@ -14,10 +13,8 @@ from tests.log_text import output_of
 def test_a_run_from_start_to_finish(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)))
     assert run.end() == 0, run.output()
-    assert [event.value for event in run.events("exited")] and {
-        event.value["code"] for event in run.events("exited")
-    } == {0}
-    assert [json.loads(line)["step"] for line in run.run.metrics.read_text().splitlines()] == [1, 2, 3]
+    assert {event.value["code"] for event in run.events("exited")} == {0}
+    assert [row["step"] for row in rows_of(run.run)] == [1, 2, 3]
     assert output_of(run.run.log("one", 1)) == "one:1 is ready\n"
     assert {event.value["threads"] for event in run.events("ready")} == {1}
     assert [event.step for event in run.events("checkpoint")] == [1, 2, 3]
@@ -31,23 +28,6 @@ def test_a_first_signal_ends_in_order(launch: Launch, tmp_path: Path) -> None:
     assert run.end() == 129, run.output()
     assert len({event.step for event in run.events("done")}) == 1 and len(run.events("done")) == 4
     assert {event.value["code"] for event in run.events("exited")} == {0}
-
-
-def hanging(launch: Launch, folder: Path, grace: float) -> tuple[Launched, list[int]]:
-    """A run with a worker that never ends its second step and ignores SIGTERM."""
-    plan = plan_of(folder, ("one", 2), grace=grace, time_limit=3600.0)
-    run = launch(plan, "forever stubborn hang one:0").ready(2)
-    wait(lambda: len(run.events("step")) > 0, "a step")
-    return run, family(run.pid)
-
-
-def test_a_second_signal_ends_at_once(launch: Launch, tmp_path: Path) -> None:
-    run, pids = hanging(launch, tmp_path, grace=1000)
-    run.send(signal.SIGINT)
-    wait(lambda: len(run.events("stopping")) > 0, "the first to be heard")
-    run.send(signal.SIGTERM)
-    assert run.end() == 130
-    assert not any(map(alive, pids))
 
 
 def test_before_anybody_is_ready_one_signal_is_enough(launch: Launch, tmp_path: Path) -> None:
@@ -84,7 +64,11 @@ def test_the_end_of_the_time_limit_is_an_end_in_order(launch: Launch, tmp_path: 
 
 
 def test_an_end_that_is_forced_after_the_time_limit_is_a_failure(launch: Launch, tmp_path: Path) -> None:
-    run, pids = hanging(launch, tmp_path, grace=0.5)
+    """A worker never ends its second step, and ignores SIGTERM."""
+    plan = plan_of(tmp_path, ("one", 2), grace=0.5, time_limit=3600.0)
+    run = launch(plan, "forever stubborn hang one:0").ready(2)
+    pids = family(run.pid)
+    run.wait_for_step(1)
     (tmp_path / "over").touch()
     assert run.end() == 5 and not any(map(alive, pids))
     error = "error: the run did not end within 0.5s (`run.grace`) after its `time_limit`\n"

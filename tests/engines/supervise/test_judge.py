@@ -3,11 +3,10 @@ it, and the best checkpoints are kept."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
-from processes import Launch, Launched, plan_of
+from processes import Launch, Launched, plan_of, rows_of
 
 from meshctl.engines.supervise.judge import Judge
 from meshctl.plan.model import Best, Checkpoint, Run, Stop
@@ -88,8 +87,7 @@ def test_a_number_that_differs_between_peers_is_one_warning() -> None:
 
 
 def losses(run: Launched) -> list[tuple[int, float | None]]:
-    found = [json.loads(line) for line in run.run.metrics.read_text().splitlines()]
-    return [(row["step"], row["eval.loss"]) for row in found if "eval.loss" in row]
+    return [(row["step"], row["eval.loss"]) for row in rows_of(run.run) if "eval.loss" in row]
 
 
 def kept(run: Launched) -> set[str]:

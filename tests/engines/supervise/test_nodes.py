@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 
 import pytest
 from processes import wait
@@ -30,13 +30,31 @@ def listener() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-@pytest.fixture
-def nodes(listener: socket.socket) -> Iterator[Nodes]:
-    """The head's side of an attempt of node 0."""
-    made = Nodes(listener, "token", 15.0)
-    made.begin({"type": "attempt", "number": 0}, {0: ["one"]})
+@contextmanager
+def head(listener: socket.socket, count: int = 1, lease_s: float = 0.0, **more: float) -> Iterator[Nodes]:
+    """The head's side of an attempt of some nodes."""
+    made = Nodes(listener, "token", lease_s, **more)  # type: ignore[arg-type]
+    made.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in range(count)})
     yield made
     made.close()
+
+
+@pytest.fixture
+def nodes(listener: socket.socket) -> Iterator[Nodes]:
+    with head(listener, lease_s=15.0) as made:
+        yield made
+
+
+@contextmanager
+def serving(server: str, listener: socket.socket) -> Iterator[Callable[[], object]]:
+    """Yields the function by which a server goes on: the head, or the store, which has a thread."""
+    if server == "head":
+        with head(listener) as nodes:
+            yield nodes.poll
+            assert not nodes.has_joined(0)
+    else:
+        with closing(StoreServer(listener, "token")):
+            yield list
 
 
 def address_of(listener: socket.socket) -> str:
@@ -134,39 +152,35 @@ def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
 
 
 def test_nodes_that_never_join_are_named(listener: socket.socket) -> None:
-    nodes = Nodes(listener, "token", 0.0, join_limit_s=0.1)
-    nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in range(2)})
-    [found] = polled(nodes, lambda: nodes.lost)
-    reason = f"2 nodes of 2 did not connect to the head at {address_of(listener)} within 0 s: node 0, node 1"
-    assert found == NodeLost(0, reason, is_unfit=True) and not nodes.running
-    nodes.close()
+    with head(listener, 2, join_limit_s=0.1) as nodes:
+        [found] = polled(nodes, lambda: nodes.lost)
+        which = f"2 nodes of 2 did not connect to the head at {address_of(listener)} within 0 s"
+        assert found == NodeLost(0, f"{which}: node 0, node 1", is_unfit=True) and not nodes.running
 
 
 def test_nodes_that_come_at_once_wait_until_others_have_authenticated(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
-    nodes, numbers = Nodes(listener, "token", 0.0), range(12)
-    nodes.begin({"type": "attempt", "number": 0}, {number: ["one"] for number in numbers})
-    with ThreadPoolExecutor(12) as pool:
-        joining = [pool.submit(join, address_of(listener), number, "token") for number in numbers]
-        polled(nodes, lambda: all(nodes.has_joined(number) for number in numbers))
-        joined = [one.result()[0] for one in joining]
-    for one in joined:
-        assert one.receive() == [{"type": "attempt", "number": 0}]
-    joined.pop().close()
-    assert [type(report) for report in polled(nodes, lambda: nodes.lost)] == [NodeLost]
-    for one in joined:
-        one.close()
-    nodes.close()
+    monkeypatch.setattr("meshctl.engines.connection.STRANGERS_MAX", 2)
+    with head(listener, 12) as nodes:
+        with ThreadPoolExecutor(12) as pool:
+            joining = [pool.submit(join, address_of(listener), number, "token") for number in range(12)]
+            polled(nodes, lambda: all(nodes.has_joined(number) for number in range(12)))
+            joined = [one.result()[0] for one in joining]
+        for one in joined:
+            assert one.receive() == [{"type": "attempt", "number": 0}]
+        joined.pop().close()
+        assert [type(report) for report in polled(nodes, lambda: nodes.lost)] == [NodeLost]
+        for one in joined:
+            one.close()
 
 
 def test_silent_strangers_make_room(
     listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within the usual limit of two at a time, they would take long."""
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 2)
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
+    monkeypatch.setattr("meshctl.engines.connection.STRANGERS_MAX", 2)
+    monkeypatch.setattr("meshctl.engines.connection.CROWDED_S", 0.01)
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         for _ in range(12):
             stack.enter_context(socket.create_connection(listener.getsockname()))
@@ -179,23 +193,17 @@ def test_silent_strangers_make_room(
 def test_the_host_with_the_most_strangers_makes_room(
     listener: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGERS_MAX", 3)
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", HANG_S)
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.CROWDED_S", 0.01)
-    with ExitStack() as stack:
-        if server == "head":
-            nodes = stack.enter_context(closing(Nodes(listener, "token", 0.0)))
-            nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
-        else:
-            stack.enter_context(closing(StoreServer(listener, "token")))
+    monkeypatch.setattr("meshctl.engines.connection.STRANGERS_MAX", 3)
+    monkeypatch.setattr("meshctl.engines.connection.STRANGER_S", HANG_S)
+    monkeypatch.setattr("meshctl.engines.connection.CROWDED_S", 0.01)
+    with ExitStack() as stack, serving(server, listener) as poll:
         hosts = ("127.0.0.2", "127.0.0.1", "127.0.0.1")
         alone, *crowd = (
             stack.enter_context(socket.create_connection(listener.getsockname(), source_address=(host, 0)))
             for host in hosts
         )
         while len(select.select(crowd, [], [], 0.02)[0]) < len(crowd):  # they are closed
-            if server == "head":
-                nodes.poll()
+            poll()
         assert not select.select([alone], [], [], 0)[0], "it has the usual time"
 
 
@@ -216,34 +224,21 @@ def test_the_host_with_the_most_strangers_makes_room(
 def test_a_stranger_is_dropped(
     listener: socket.socket, server: str, words: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshctl.engines.supervise.arrivals.STRANGER_S", 0.1)
-    nodes, store = None, None
-    if server == "head":
-        nodes = Nodes(listener, "token", 0.0)
-        nodes.begin({"type": "attempt", "number": 0}, {0: ["one"]})
-    else:
-        store = StoreServer(listener, "token")
-    answer = b""
-    with socket.create_connection(listener.getsockname()) as stranger:
+    monkeypatch.setattr("meshctl.engines.connection.STRANGER_S", 0.1)
+    answer, part = b"", b" "
+    address = listener.getsockname()
+    with serving(server, listener) as poll, socket.create_connection(address) as stranger:
         stranger.sendall(words)
         stranger.settimeout(0.02)
-        while True:
-            if nodes:
-                nodes.poll()
-            try:
-                if not (part := stranger.recv(4096)):
-                    break
+        while part:
+            poll()
+            with suppress(TimeoutError):
+                try:
+                    part = stranger.recv(4096)
+                except ConnectionResetError:
+                    part = b""
                 answer += part
-            except TimeoutError:
-                continue
-            except ConnectionResetError:
-                break
     assert b"attempt" not in answer and b"value" not in answer
-    if nodes:
-        assert not nodes.has_joined(0)
-        nodes.close()
-    if store:
-        store.close()
 
 
 def test_a_machine_without_free_ports_refuses_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,16 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from processes import Launch, alive, family, plan_of, wait
+from processes import Launch, alive, family, plan_of, rows_of, wait
 
 from meshctl.engines.node.forkserver import TITLE
 from meshctl.plan.model import Restarts
 
 ONCE = Restarts(1)
-
-
-def steps_in(metrics: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
 
 
 def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: Path) -> None:
@@ -29,7 +25,7 @@ def test_a_second_attempt_uses_the_same_node_process(launch: Launch, tmp_path: P
     assert len(run.events("started")) == 6
     parents = {event.value["parent"] for event in run.events("ready")}
     assert len(parents) == 1
-    assert steps_in(run.run.metrics) == [1, 2, 3]
+    assert [row["step"] for row in rows_of(run.run)] == [1, 2, 3]
     [restarted] = run.events("restarted")
     assert (restarted.step, restarted.value["attempt"], restarted.value["left"]) == (1, 1, 0)
     assert [event.value["code"] for event in run.events("over")] == [0]
@@ -71,7 +67,7 @@ def test_rows_of_lost_steps_are_kept_apart(launch: Launch, tmp_path: Path) -> No
     plan = plan_of(tmp_path, ("one", 2), checkpoint=None, restarts=ONCE)
     run = launch(plan, "one:1 raise first losses=5,4,3")
     assert run.end() == 0, run.output()
-    assert steps_in(run.run.metrics) == [1, 2, 3]
+    assert [row["step"] for row in rows_of(run.run)] == [1, 2, 3]
     lost = [json.loads(line) for line in run.run.lost_metrics.read_text().splitlines()]
     assert [(row["step"], row["attempt"], row["eval.loss"]) for row in lost] == [(1, 0, 5.0)]
 

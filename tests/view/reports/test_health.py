@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.diagnostics.health import STATES, Check, as_data
+from meshctl.diagnostics import STATES, Check, as_data
 from meshctl.view.reports.health import table
 from tests.examples import examples
 
