@@ -8,6 +8,7 @@ import signal
 import socket
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from meshctl.cli import without_collection
@@ -50,15 +51,14 @@ def agent(
         return refuse(f"the recipe's folder cannot be unpacked: {error}", REFUSED)
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     node, wrong = placed(path, group, place)
-    if not wrong and head and problem_of(head):
-        wrong = f"--head must be HOST:PORT, not {head!r}"
-    if wrong:
-        return refuse(wrong)
+    if wrong or (head and problem_of(head)):
+        return refuse(wrong or f"--head must be HOST:PORT, not {head!r}")
     began = time.monotonic()
     head = head or published_head(run, wait_s)
     if not head:
         return refuse(f"no head has written its address to {run.head}: give it as --head HOST:PORT", 4)
-    token = token or _token_of(run)
+    with suppress(OSError, ValueError):
+        token = token or run.token.read_text(encoding="utf-8").strip()
     if not token:
         return refuse(f"the token of the run is neither in {TOKEN_VARIABLE} nor in {run.token}")
     os.environ.setdefault(*QUIET)
@@ -115,13 +115,6 @@ def _answers(address: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _token_of(run: RunDir) -> str:
-    try:
-        return run.token.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def placed(path: Path, group: str, place: str) -> tuple[int, str]:

@@ -9,19 +9,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from typer.models import CommandInfo
 
 from meshctl import __version__
 from meshctl.cli.completion import sources
-from meshctl.cli.output import bug, no_room, open_all, refuse, refused, write
+from meshctl.cli.output import failed, open_all, refuse, write
 
 
 def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
@@ -56,7 +55,9 @@ Run = Annotated[
     ),
 ]
 Folder = Annotated[str, option("Folder of runs.", sources.folders, "--dir", "-d", metavar="FOLDER")]
-DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), "--format", "-f")]
+OUT, FORMAT = ("--out", "-o"), ("--format", "-f")
+"""Names of options that several commands have."""
+DataFormat = Annotated[str, option("Format: text or json.", sources.words("text", "json"), *FORMAT)]
 Node = Annotated[
     str,
     option(
@@ -75,8 +76,6 @@ REPORT_FORMATS = sources.table("meshctl.view.reports:FORMATS")
 PICTURE_FORMATS = sources.table("meshctl.view.pictures:FORMATS")
 ENGINES = sources.table("meshctl.recipe.engine_fields:MEANINGS")
 """Candidates of completion."""
-OUT, FORMAT = ("--out", "-o"), ("--format", "-f")
-"""Names of options that several commands have."""
 OF_RECIPES = ("launch", "validate", "config", "show-topology", "doctor")
 """The commands that read a recipe and overrides."""
 HYDRA = {
@@ -347,9 +346,9 @@ def stop(
 ) -> None:
     """End a run in order, as Ctrl-C does. Waits until it has ended, with its last checkpoint. A second `stop`
     waits as well; only --now ends it at once."""
-    from meshctl.cli.stop import Options, stop
+    from meshctl.cli.stop import stop
 
-    raise typer.Exit(stop(run, Options(now, checkpoint, folder, format)))
+    raise typer.Exit(stop(run, now, checkpoint, folder, format))
 
 
 @app.command()
@@ -455,33 +454,27 @@ def mirror(run: Annotated[Path, argument("RUN", "Folder of the run.", sources.fi
 def of_command(arguments: list[str]) -> typer.Typer:
     """Returns an app of the command that the arguments call, or of all commands if they begin with no name of
     one. At each start typer builds all commands of its app, which takes as long as reading a recipe."""
-    called = [command for command in app.registered_commands if _name(command) in arguments[:1]]
-    if not called:
-        return app
     found = copy(app)
-    found.registered_commands = called
-    return found
-
-
-def _name(command: CommandInfo) -> str:
-    return command.name or getattr(command.callback, "__name__", "").replace("_", "-")
+    found.registered_commands = [
+        command
+        for command in app.registered_commands
+        if (command.name or getattr(command.callback, "__name__", "")) in arguments[:1]
+    ]
+    return found if found.registered_commands else app
 
 
 def answer_to_hydra(arguments: Sequence[str]) -> str:
     """Returns the message for a command line that is written for Hydra; empty for others."""
     if not arguments or arguments[0] not in OF_RECIPES:
         return ""
-    return next(_problems(arguments[0], arguments[1:]), "")
-
-
-def _problems(command: str, arguments: Sequence[str]) -> Iterator[str]:
-    for word, following in zip_longest(arguments, arguments[1:], fillvalue="VALUE"):
+    for word, following in zip_longest(arguments[1:], arguments[2:], fillvalue="VALUE"):
         name = word.partition("=")[0]
-        if name in HYDRA and command != "doctor":
-            yield f"`{name}` is a flag of Hydra; the same is: meshctl {HYDRA[name]}"
+        if name in HYDRA and arguments[0] != "doctor":
+            return f"`{name}` is a flag of Hydra; the same is: meshctl {HYDRA[name]}"
         if found := DASHED.fullmatch(word):
             value = following if found[2] is None else found[2]
-            yield f"overrides are written without dashes: {found[1]}={value}"
+            return f"overrides are written without dashes: {found[1]}={value}"
+    return ""
 
 
 def main() -> None:
@@ -494,16 +487,11 @@ def main() -> None:
         finally:
             write("", sys.stdout)
     except SystemExit as leaving:
-        _leave(leaving)
-    except Exception as error:  # any other exception is a bug in meshctl
-        sys.exit(refused(error) if isinstance(error, OSError) and no_room(error) else bug(error))
-
-
-def _leave(leaving: SystemExit) -> NoReturn:
-    """Exits without Python's finalization, which takes another second once torch is loaded."""
-    if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
-        raise leaving
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # the reader has closed the stream
-            stream.flush()
-    os._exit(leaving.code or 0)
+        if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
+            raise leaving
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):  # the reader has closed the stream
+                stream.flush()
+        os._exit(leaving.code or 0)  # Python's finalization takes another second once torch is loaded
+    except Exception as error:
+        sys.exit(failed(error))

@@ -12,30 +12,31 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from meshctl.cli.load import Unreadable, load_recipe, resolve_source
-from meshctl.cli.output import problem_of_format, refuse, write
+from meshctl.cli.output import check_format, write
 from meshctl.cli.validate import draw
 from meshctl.diagnostics import Span
+from meshctl.recipe import secrets
+from meshctl.recipe.compose.yaml_scalars import dump
+from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.load import Loaded
+from meshctl.recipe.origins import Origin, Reference, line_of, origins
 from meshctl.text.bounded import UNSEEN
-
-if TYPE_CHECKING:
-    from meshctl.recipe.load import Loaded
-    from meshctl.recipe.origins import Origin
+from meshctl.view.reports.text import cells, shown
 
 FORMAT = 1
 """Version of the JSON format."""
 UNREADABLE = 3
-WIDTH = 80
-"""Columns of the output without a terminal."""
+WIDTH, GAP = 80, 2
+"""Columns of the output without a terminal, and between its two columns."""
 
 
-def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int:
+def config(recipe: str, overrides: list[str], with_origins: bool, format: str) -> int:
     """Prints a recipe and returns the exit code: 1 if the recipe has errors, 3 if it cannot be read."""
-    if problem := problem_of_format(format):
-        return refuse(problem)
+    check_format(format)
     try:
         name, standard_input = resolve_source(recipe)
         loaded, _ = load_recipe(name, overrides, standard_input)
@@ -44,29 +45,21 @@ def config(recipe: str, overrides: list[str], origins: bool, format: str) -> int
         return UNREADABLE
     if loaded.report.diagnostics:
         draw(loaded.report, sys.stderr)
-    draws: Callable[[Loaded], str] = {
-        (False, "text"): composed,
-        (False, "json"): composed_json,
-        (True, "text"): origins_text,
-        (True, "json"): origins_json,
-    }[origins, format]
     if loaded.tree is not None and (loaded.tree.value or format == "json"):
-        write(draws(loaded), sys.stdout)
+        if with_origins:
+            write(origins_text(loaded) if format == "text" else origins_json(loaded), sys.stdout)
+        else:
+            write(composed(loaded) if format == "text" else composed_json(loaded), sys.stdout)
     if not loaded.readable:
         return UNREADABLE
     return 1 if loaded.report.errors else 0
 
 
 def data(loaded: Loaded) -> Any:
-    from meshctl.recipe.compose.yaml_tree import plain
-    from meshctl.recipe.secrets import shown
-
-    return plain(shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
+    return plain(secrets.shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
 
 
 def composed(loaded: Loaded) -> str:
-    from meshctl.recipe.compose.yaml_scalars import dump
-
     return dump(data(loaded))
 
 
@@ -75,16 +68,11 @@ def composed_json(loaded: Loaded) -> str:
 
 
 def origins_text(loaded: Loaded) -> str:
-    from meshctl.recipe.origins import origins
-    from meshctl.view.reports.origins import text
-
     width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    return text(origins(loaded), max(WIDTH, width)) + "\n"
+    return in_columns(origins(loaded), max(WIDTH, width)) + "\n"
 
 
 def origins_json(loaded: Loaded) -> str:
-    from meshctl.recipe.origins import origins
-
     values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in origins(loaded))
     values = f"[{values}\n  ]" if values else "[]"
     return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": {values}\n}}\n'
@@ -130,3 +118,59 @@ def _finite(value: Any) -> Any:
         return [_finite(item) for item in value]
     is_missing_in_json = isinstance(value, float) and not math.isfinite(value)
     return str(value) if is_missing_in_json else value
+
+
+# Origins as text: in each line a value and its place, and below the place the value that it replaced or to
+# which it resolves. Nothing is cut, so that key paths can be copied into an override.
+#
+# run.steps = 7                           override 1:1:11
+#                                         (was 100, recipe.yaml:29:15)
+# components.actor.args.steps = ${run.steps}  recipe.yaml:19:96
+#                                         (is 7, override 1:1:11)
+# name = grpo                             inferred: the file's name
+
+
+def in_columns(origins: Sequence[Origin], width: int = WIDTH) -> str:
+    """Returns one line or a few for each origin, without a final line break."""
+    lefts = [shown(f"{'.'.join(origin.path)} = {line_of(origin.value)}") for origin in origins]
+    column = min(max(map(cells, lefts), default=0) + GAP, width // 2)
+    return "\n".join(
+        line
+        for left, origin in zip(lefts, origins, strict=True)
+        for line in _lines(left, origin, column, width)
+    )
+
+
+def _lines(left: str, origin: Origin, column: int, width: int) -> Iterator[str]:
+    """Yields the lines of one origin. A value that leaves no room for its place has a line of its own."""
+    if origin.span is None:
+        place = f"{origin.kind}: {origin.note}" if origin.note else origin.kind
+    else:
+        place = _place_of(origin.span)
+    place, *notes = map(shown, (place, *_notes(origin)))
+    if cells(left) > column - GAP and cells(left) + GAP + cells(place) > width:
+        yield left
+        left = ""
+    yield f"{left}{' ' * max(GAP, column - cells(left))}{place}"
+    yield from (" " * column + note for note in notes)
+
+
+def _place_of(span: Span) -> str:
+    return f"{span.file}:{span.line}:{span.column}"
+
+
+def _notes(origin: Origin) -> Iterator[str]:
+    references = origin.references
+    if origin.resolved:
+        yield f"(is {line_of(origin.resolved[0])}, {_target(references[0])})"
+        others = [one for one in references[1:] if one.path is not None and one.span is not None]
+        yield from (f"({'.'.join(one.path or ())}, {_target(one)})" for one in others)
+    elif references and references[0].path is None:
+        yield "(the worker asks its environment)"
+    yield from (f"(was {line_of(was.value)}, {_place_of(was.span)})" for was in origin.replaced)
+
+
+def _target(reference: Reference) -> str:
+    if reference.path is None:
+        return "from the environment"
+    return _place_of(reference.span) if reference.span else ".".join(reference.path)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from meshctl.cli.forks import run_and_exit
 from meshctl.cli.output import write
@@ -37,7 +36,17 @@ def detach(launch: Launch) -> int:
     child = os.fork()
     if not child:
         os.close(reader)
-        _become_launcher(launch, writer)
+        os.setsid()
+        # A script may have started this process with `&`.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        def begin(run: RunDir) -> None:
+            _redirect(run)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            os.write(writer, str(run.path).encode())
+            os.close(writer)
+
+        run_and_exit(lambda: launch(begin))
     os.close(writer)
     passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -58,19 +67,6 @@ def detach(launch: Launch) -> int:
             signal.signal(number, old)
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
-
-
-def _become_launcher(launch: Launch, writer: int) -> NoReturn:
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a script may have started this one with `&`
-
-    def begin(run: RunDir) -> None:
-        _redirect(run)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        os.write(writer, str(run.path).encode())
-        os.close(writer)
-
-    run_and_exit(lambda: launch(begin))
 
 
 def _redirect(run: RunDir) -> None:

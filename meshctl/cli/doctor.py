@@ -9,14 +9,16 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 
 from meshctl.cli import launch
 from meshctl.cli.forks import LaunchProcess
+from meshctl.cli.launch import needs_of, requirements_of
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
-from meshctl.cli.output import has_color, problem_of_format, refuse, write
-from meshctl.cli.requirements import needs_of, requirements_of
-from meshctl.diagnostics import Check, RecipeError, as_data, tally
+from meshctl.cli.output import check_format, has_color, write
+from meshctl.diagnostics import STATES, Check, RecipeError, as_data, tally
 from meshctl.engines.checks import device_files
 from meshctl.engines.checks.machine import examine
 from meshctl.engines.checks.requirements import Requirements
@@ -27,7 +29,7 @@ from meshctl.package import PACKAGE_DIR
 from meshctl.run.directory import Start
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
-from meshctl.view.reports.health import table
+from meshctl.view.reports.text import shown
 
 REFUSED, INTERRUPTED = 4, 130
 NO_TERMINAL, WIDEST = 80, 120
@@ -37,15 +39,14 @@ NO_TERMINAL, WIDEST = 80, 120
 def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) -> int:
     """Prints the checks, with `run` also those of all paths between workers. Returns the exit code: that of
     `validate` for a wrong recipe, 4 if a check has failed, else 0."""
-    if problem := problem_of_format(format):
-        return refuse(problem)
+    check_format(format)
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
         checks = (*examine(requirements_of(ready, needs_of(ready)) if ready else Requirements()), *checks)
         if run:
             if sys.stderr.isatty():
                 print("trying all paths between workers, about 20 seconds", file=sys.stderr, flush=True)
-            checks += run_paths()
+            checks += tuple(_run(title, overrides) for title, overrides in path_runs(gpu_names()))
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
@@ -137,11 +138,6 @@ def gpu_names() -> tuple[str, ...]:
     return names[:count]
 
 
-def run_paths() -> tuple[Check, ...]:
-    """Launches all runs and returns a check for each. Raises `Interrupted`."""
-    return tuple(_run(title, overrides) for title, overrides in path_runs(gpu_names()))
-
-
 def _run(title: str, overrides: Sequence[str]) -> Check:
     folder = Path(tempfile.mkdtemp(prefix="meshctl-doctor-"))
     recipe = shutil.copy(RECIPE, folder)  # so that the folder of the package is not on the import path
@@ -177,3 +173,45 @@ def check_of(title: str, folder: Path, code: int) -> Check:
     cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error")), name_of(code))
     remedy = f"the run directory and its output are kept: {folder}"
     return Check("paths", title, "failure", cause[:MAX_CAUSE_CHARS], remedy)
+
+
+# The table: a line for each check, wrapped to the width, and the remedy below a problem
+#
+# network
+#   ok       loopback      127.0.0.1 answers
+#   warning  host name     `box` is not found
+#                          -> add `127.0.1.1 box` to /etc/hosts
+
+COLORS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
+INDENT, GAP = "  ", 2
+MIN_WIDTH = 20
+"""Minimum width of the column with findings."""
+
+
+def table(checks: Sequence[Check], *, width: int = 80, color: bool = False) -> str:
+    """Returns the table. Its last line has the number of checks with each result."""
+    names = max((len(check.name) for check in checks), default=0)
+    lines, counts = list[str](), tally(checks)
+    for subject, found in groupby(checks, lambda check: check.subject):
+        lines += [subject, *(line for check in found for line in _rows(check, names, width, color)), ""]
+    ends = [f"{counted(len(checks), 'check')}: {counts['ok']} ok"]
+    ends += [counted(number, state) for state, number in counts.items() if state != "ok" and number]
+    return "\n".join([*lines, ", ".join(ends), ""])
+
+
+def _rows(check: Check, names: int, width: int, color: bool) -> Iterator[str]:
+    state = max(map(len, STATES))
+    before = len(INDENT) + state + GAP + names + GAP
+    room = max(MIN_WIDTH, width - before)
+    lines = _wrapped(check.found, room) or [""]
+    mark = f"\x1b[{COLORS[check.state]}m{check.state}\x1b[0m" if color else check.state
+    gap = " " * (state - len(check.state) + GAP)
+    yield f"{INDENT}{mark}{gap}{check.name:{names + GAP}}{lines[0]}".rstrip()
+    yield from (" " * before + line for line in lines[1:])
+    for number, line in enumerate(_wrapped(check.remedy, room - 3)):
+        yield " " * before + ("   " if number else "-> ") + line
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    """Returns lines without breaking long words, so that a path or a command can be copied."""
+    return wrap(shown(text), room, break_long_words=False, break_on_hyphens=False)

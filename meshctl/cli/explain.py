@@ -17,30 +17,19 @@ RECIPE = "recipe.yaml"
 def explain(word: str) -> int:
     """Prints the page of a code or a list of codes, and returns the exit code."""
     known = codes()
-    wanted = _code(word)
+    found = re.fullmatch(
+        r"(?:error|warning|note|retired)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE
+    )
+    wanted = f"MC{found[1]}" if found else ""
     if wanted in known:
         return _print(_page(page(wanted)))
     if among := [code for code in known if wanted and code.startswith(wanted)] if word else known:
         return _print(_list(among))
-    return refuse(_unknown(word, known))
-
-
-def _code(word: str) -> str:
-    """Returns the code that a word names: MC410 for `mc410`, `410` and `error[MC410]`; empty for other
-    words."""
-    found = re.fullmatch(
-        r"(?:error|warning|note|retired)?\[?(?:mc)?(\d{1,3})\]?:?", word.strip(), re.IGNORECASE
-    )
-    return f"MC{found[1]}" if found else ""
-
-
-def _unknown(word: str, known: Sequence[str]) -> str:
-    """Returns the error message for an unknown code: with a similar code, or where all codes are listed."""
     word = word.strip()
     shown = word[:40] if word.isprintable() else ascii(word)[:40]
     near = did_you_mean(word.upper(), known)
     help = near if near.startswith("did you mean") else "`meshctl explain` lists all codes"
-    return f"code `{shown}` does not exist; {help}"
+    return refuse(f"code `{shown}` does not exist; {help}")
 
 
 # Output

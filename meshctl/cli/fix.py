@@ -55,7 +55,11 @@ def fix(recipe: str, check: Check, held: Texts) -> tuple[CheckResult, tuple[Diag
         left, after, done = checked, texts, (*done, *fixable)
     if recipe == STDIN:
         [(path, data)] = held.items()
-        _print(after[path] if len(data) <= MAX_BYTES else b"")  # only a part of a longer text was read
+        try:  # of a longer text, only a part was read
+            sys.stdout.buffer.write(after[path] if len(data) <= MAX_BYTES else b"")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            silence(sys.stdout)
     elif failed := _write(before, after):
         refuse(failed)
         return check(held), ()
@@ -128,11 +132,3 @@ def _write(before: Texts, after: Texts) -> str:
         except OSError as error:
             return f"`{path}` cannot be written: {why(error)}"
     return ""
-
-
-def _print(data: bytes) -> None:
-    try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence(sys.stdout)

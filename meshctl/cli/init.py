@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +62,15 @@ def init(name: str, options: Options) -> int:
     """Writes the files, and returns the exit code."""
     try:
         here = machine()
-        choice = choice_of(options, here)
+        kind = options.kind or ("script" if options.script else next(iter(KINDS)))
+        device = options.device.lower() or here[0]
+        device = DEVICE_ALIASES.get(device, device)
+        ranks = options.ranks
+        if ranks is None:
+            usual = {"cpu": max(DEFAULT_PROCESSES, len(Choice(kind).shares)), "mps": 1}
+            ranks = here[1] if here[0] == device and here[1] else usual.get(device, DEFAULT_DEVICES)
+        choice = Choice(kind, device, ranks, options.layout, options.script)
+        templates.check(choice)
         return write_recipe(place_of(name, choice.kind), choice, options.force, here)
     except WrongChoice as wrong:
         return refuse(str(wrong))
@@ -82,25 +89,6 @@ def machine() -> Machine:
     count = count_devices(kind, rocm) if kind in FILES else int(kind == "mps")
     count = min(count, len(left.names)) if left is not None else count
     return (kind, count) if count else ("cpu", 0)
-
-
-def default_ranks(here: Machine, device: str, kind: str) -> int:
-    detected, count = here
-    if detected == device and count:
-        return count
-    groups = len(Choice(kind).shares)
-    return {"cpu": max(DEFAULT_PROCESSES, groups), "mps": 1}.get(device, DEFAULT_DEVICES)
-
-
-def choice_of(options: Options, here: Machine) -> Choice:
-    """Returns the choices that the options make, and defaults for the others. Raises `WrongChoice`."""
-    kind = options.kind or ("script" if options.script else next(iter(KINDS)))
-    device = options.device.lower() or here[0]
-    device = DEVICE_ALIASES.get(device, device)
-    ranks = default_ranks(here, device, kind) if options.ranks is None else options.ranks
-    choice = Choice(kind, device, ranks, options.layout, options.script)
-    templates.check(choice)
-    return choice
 
 
 # Writing
@@ -130,11 +118,20 @@ def place_of(name: str, kind: str) -> Place:
 
 
 def write_recipe(to: Place, choice: Choice, is_forced: bool, here: Machine) -> int:
-    """Writes all files, prints the commands to try next, and returns the exit code."""
+    """Writes all files or none, prints the commands to try next, and returns the exit code."""
     if choice.script:
         choice = replace(choice, script=script_from(choice.script, to.folder))
     path = shlex.quote(str(to.recipe))
-    named = templates.files(choice, to.stem, _free_module(to), path, MODELINE)
+    own = [os.path.realpath(folder) for folder in ("", to.folder)]
+    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
+    names = (to.stem, module_of(to.stem))
+    taken = [
+        name
+        for name in names
+        if name.isidentifier()
+        and (os.path.isfile(to.folder / name / "__init__.py") or installed(name, elsewhere))
+    ]
+    named = templates.files(choice, to.stem, module_of(to.stem, taken), path, MODELINE)
     texts = {to.folder / name: text for name, text in named.items()}
     existing = [str(file) for file in texts if os.path.lexists(file)]
     if is_forced:
@@ -148,26 +145,18 @@ def write_recipe(to: Place, choice: Choice, is_forced: bool, here: Machine) -> i
     texts |= {file: text for file, text in data.items() if not os.path.lexists(file)}
     texts |= for_editors(to.folder / FILE)
     try:
-        write_all(texts)
+        new = [file for file in texts if not file.exists()]
+        try:
+            for file, text in texts.items():
+                write_whole(file, text)
+        except OSError:
+            for file in new:
+                file.unlink(missing_ok=True)
+            raise
     except OSError as error:
         return refuse(f"`{to.folder}` cannot be written to: {why(error)}")
     report(to, list(texts), choice, here)
     return 0
-
-
-def _free_module(to: Place) -> str:
-    """Returns a name for the Python file that no other module has."""
-    own = [os.path.realpath(folder) for folder in ("", to.folder)]
-    elsewhere = [folder for folder in sys.path if os.path.realpath(folder) not in own]
-    names = (to.stem, module_of(to.stem))
-    taken = [name for name in names if name.isidentifier() and _is_taken(name, to.folder, elsewhere)]
-    return module_of(to.stem, taken)
-
-
-def _is_taken(name: str, folder: Path, elsewhere: list[str]) -> bool:
-    """Returns whether another module of this name exists: a package in the same folder, which would hide the
-    file, or an installed module, which the file would hide."""
-    return os.path.isfile(folder / name / "__init__.py") or installed(name, elsewhere)
 
 
 def script_from(script: str, folder: Path) -> str:
@@ -193,18 +182,6 @@ def for_editors(file: Path) -> dict[Path, str]:
     except (OSError, ValueError, TypeError, KeyError):
         ours = False
     return {file: text} if ours and old != text else {}
-
-
-def write_all(texts: Mapping[Path, str]) -> None:
-    """Writes all files or none. Raises `OSError` if one cannot be written, after removing the new ones."""
-    new = [file for file in texts if not file.exists()]
-    try:
-        for file, text in texts.items():
-            write_whole(file, text)
-    except OSError:
-        for file in new:
-            file.unlink(missing_ok=True)
-        raise
 
 
 def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> None:
@@ -245,7 +222,9 @@ def schema_text() -> str:
 def schema_command(out: str) -> int:
     """Prints the schema, or writes it to a file or into a folder. Returns the exit code."""
     if not out or out == "-":
-        return _print(schema_text())
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        write(schema_text(), sys.stdout)
+        return 0
     path = Path(out)
     path = path / FILE if out.endswith(os.sep) or path.is_dir() else path
     try:
@@ -257,10 +236,4 @@ def schema_command(out: str) -> int:
         end="",
         file=sys.stderr,
     )
-    return 0
-
-
-def _print(text: str) -> int:
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    write(text, sys.stdout)
     return 0

@@ -7,8 +7,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,16 +17,20 @@ from typing import cast
 
 from meshctl.cli import without_collection
 from meshctl.cli.forks import run_in_fork
+from meshctl.cli.launch_options import (
+    DebuggedWorker,
+    check_workers,
+    narrow_to_group,
+    refuse_alone,
+    with_debugging,
+)
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
-from meshctl.cli.output import REFUSED, refuse, silence, why, write
-from meshctl.cli.replay import Misused, narrow_to_group, refuse_alone
-from meshctl.cli.requirements import needs_of, requirements_of
-from meshctl.cli.tracking import check_trackers, feeds_of, without_secrets
+from meshctl.cli.output import REFUSED, Refusal, refuse, silence, why, write
 from meshctl.cli.validate import draw
-from meshctl.cli.worker_options import DebuggedWorker, check_workers, with_debugging
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Check, RecipeError, Report
-from meshctl.engines.checks.requirements import Needs
+from meshctl.engines.checks.device_files import requirements_on
+from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.engines.engine import (
     ENGINES,
     TOKEN_PLACE,
@@ -41,11 +46,14 @@ from meshctl.engines.supervise.session import Outcome
 from meshctl.engines.supervise.signals import Signals
 from meshctl.network.addresses import address_of, joined
 from meshctl.network.connection import new_token
+from meshctl.package import install_command, installed_version
 from meshctl.plan.model import Group, Plan
+from meshctl.recipe.rules.memory import checkpoint_bytes_of, copy_bytes_of, memory_of
+from meshctl.recipe.tracker_fields import EXTRA, LIBRARIES
 from meshctl.run.best import EarlyStopping
-from meshctl.run.checkpoints import NoWholeCheckpoint, WholeCheckpoint
+from meshctl.run.checkpoints import NoWholeCheckpoint, WholeCheckpoint, steps_of
 from meshctl.run.directory import EngineChoice, RunDir, Start
-from meshctl.run.events import Observer
+from meshctl.run.events import Journal, Observer
 from meshctl.run.launches import record_git_state, record_launch
 from meshctl.run.media import forget_media
 from meshctl.run.metrics import rows_of
@@ -53,6 +61,7 @@ from meshctl.run.process import IN_JOB
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line, redact
 from meshctl.trackers import tracker_named
+from meshctl.trackers.feed import Feeds
 from meshctl.view.live.state_file import StateFile
 from meshctl.view.reports.text import shown
 from meshctl.view.trace import TraceWriter
@@ -198,7 +207,7 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
     except (RecipeError, Unreadable) as error:
         draw(error.report, sys.stderr)
         return 1 if isinstance(error, RecipeError) else 3, None
-    except Misused as error:
+    except Refusal as error:
         return refuse(error), None
     except CannotStart as error:
         return refuse(error, REFUSED), None
@@ -304,9 +313,9 @@ def resize_of(plan: Plan, attempt: Attempt) -> Resize | None:
     a group alone, and one with a worker that is debugged."""
     if not plan.run.elastic or attempt.start.only or attempt.start.debug:
         return None
-    from meshctl.cli.resizing import resizing_of
+    from meshctl.cli.resizing import Resizing
 
-    return resizing_of(attempt.run)
+    return Resizing(str(attempt.run.path), run=attempt.run)
 
 
 def outcome_of(
@@ -352,7 +361,11 @@ def dry(ready: Launchable) -> str:
         "",
     ]
     for group in plan.groups:
-        work = _work(plan, group, ready.secrets.written)
+        program, python = group.program, group.program.python if group.program else group.python
+        what = "components " + ", ".join(component.name for component in plan.components_of(group.name))
+        if program:
+            what = f"program {command_line(program.argv, ready.secrets.written)}"
+        work = f"{what}, python {command_line([python], ready.secrets.written)}" if python else what
         lines.append(f"  {group.name}: {group.workers} x {group.device_type}{_devices(group)}, {work}")
     start = replace(ready.start, path=ready.path)
     head = joined(engine.host, "PORT") if engine.host else ""
@@ -374,12 +387,91 @@ def _devices(group: Group) -> str:
     return f", devices {', '.join(runs)}" if runs else ""
 
 
-def _work(plan: Plan, group: Group, secrets: Sequence[str]) -> str:
-    program, python = group.program, group.program.python if group.program else group.python
-    what = "components " + ", ".join(component.name for component in plan.components_of(group.name))
-    if program:
-        what = f"program {command_line(program.argv, secrets)}"
-    return f"{what}, python {command_line([python], secrets)}" if python else what
+# The needs of a recipe in memory and on disk, and what they require of this machine
+
+
+def requirements_of(ready: Launchable, needs: Needs) -> Requirements:
+    """Returns the requirements of a recipe on this machine."""
+    return requirements_on(ready.plan, str(ready.resume.path if ready.resume else ready.plan.run.dir), needs)
+
+
+def needs_of(ready: Launchable) -> Needs:
+    """Returns the needs of a recipe. Bytes that are not known count as 0."""
+    plan, facts, saving = ready.plan, ready.facts, ready.plan.run.checkpoint
+    if facts is None:
+        return Needs(checkpoints=further_checkpoints(ready))
+    models, copies = Counter[str](), Counter[str]()
+    for one in memory_of(facts).components:
+        if not one.unknown:
+            models[plan.component(one.component).group] += one.total
+    if saving and saving.is_async:
+        for component, size in copy_bytes_of(facts).items():
+            copies[plan.component(component).group] += size
+    checkpoint_bytes = checkpoint_bytes_of(facts) if saving else 0
+    return Needs(dict(models), dict(copies), checkpoint_bytes, further_checkpoints(ready))
+
+
+def further_checkpoints(ready: Launchable) -> int:
+    """Returns the greatest number of checkpoints that the run adds to those on its disk. It includes the one
+    that is being written."""
+    run = ready.plan.run
+    if run.checkpoint is None:
+        return 0
+    keep = run.checkpoint.keep + (run.checkpoint.best.keep if run.checkpoint.best else 0)
+    is_single = not run.checkpoint.every and not run.checkpoint.seconds
+    most = 1 if is_single else keep + 1
+    if run.steps and run.checkpoint.every:
+        most = min(most, -(-run.steps // run.checkpoint.every))
+    saved = len(steps_of(ready.resume)) if ready.resume else 0
+    return max(1, most - saved)
+
+
+# The trackers of a launch: what they need, and their processes
+
+HIDDEN = {
+    "wandb": ("WANDB_API_KEY",),
+    "mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"),
+}
+"""Tracker -> the variables with its secrets, which workers do not inherit unless the recipe names them."""
+
+
+def check_trackers(plan: Plan) -> None:
+    """Raises `CannotStart` if the library of a tracker is not installed. Imports none."""
+    for track in plan.run.track:
+        if (library := LIBRARIES.get(track.name)) and not installed_version(library):
+            needs = f"tracker `{track.name}` needs {library}, which is not installed"
+            raise CannotStart(f"{needs}: {install_command(EXTRA)}")
+
+
+@contextmanager
+def without_secrets(plan: Plan) -> Iterator[Mapping[str, str]]:
+    """Removes the secrets of trackers from the environment, and yields the environment of trackers."""
+    environ, text = dict(os.environ), plan.to_json()
+    names = [name for track in plan.run.track for name in HIDDEN.get(track.name, ()) if name not in text]
+    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield environ
+    finally:
+        os.environ.update(hidden)
+
+
+def feeds_of(
+    plan: Plan, run: RunDir, path: tuple[str, ...], environ: Mapping[str, str], is_hurried: Callable[[], bool]
+) -> Feeds:
+    """Returns the trackers of a run, not started. Their warnings are events; those at the end are also
+    printed, because the display has ended."""
+
+    def warn(text: str) -> None:
+        with suppress(OSError):
+            journal = Journal(run.journal("trackers"))
+            journal.write("warning", text=text)
+            journal.close()
+        if feeds.is_ending:
+            with suppress(OSError):
+                print(f"warning: {text}", file=sys.stderr, flush=True)
+
+    feeds = Feeds(run, plan.run.track, path, warn, is_hurried, environ)
+    return feeds
 
 
 # `meshctl head`: the supervisor of a run whose nodes are started by others. It continues a run that was

@@ -104,7 +104,10 @@ def load_recipe(recipe: str, overrides: list[str], held: Held = NOTHING) -> tupl
     from meshctl.recipe.load import load
 
     run = _run_of(recipe)
-    path = _import_folders(run) if run else ()
+    try:
+        path = run.read_start().path if run else ()
+    except ValueError as error:
+        raise Unreadable(Report((Diagnostic("MC001", str(error)),))) from None
     return load(run.recipe if run else recipe, overrides, Path.cwd(), path=path, held=held), run
 
 
@@ -131,13 +134,6 @@ def check(recipe: str, overrides: list[str], held: Held = NOTHING) -> CheckResul
         diagnostic = Diagnostic("MC900", f"a bug in meshctl: {type(error).__name__}")
         return CheckResult(bug(error), Report((diagnostic,)))
     return CheckResult(0, launchable.report, launchable)
-
-
-def _import_folders(run: RunDir) -> tuple[str, ...]:
-    try:
-        return run.read_start().path
-    except ValueError as error:
-        raise Unreadable(Report((Diagnostic("MC001", str(error)),))) from None
 
 
 def _run_of(recipe: str) -> RunDir | None:

@@ -7,27 +7,22 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, why
-from meshctl.cli.status import NO_RUN
+from meshctl.cli.output import NO_RUN, Refusal, check_format, is_closed, refuse, silence, why
 from meshctl.dataclass import dataclass
 from meshctl.run.finding import NoRun
 from meshctl.run.logs import LogLine, WorkerLog, as_time, merged
 from meshctl.text.english import counted, did_you_mean
-from meshctl.view.live.logs import printable
+from meshctl.view.live.output import printable
 from meshctl.view.live.seen_run import SeenRun
 
 POLL_S = 0.5
 MAX_LINE_LETTERS = 1 << 16
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
-
-
-class Misused(Exception):
-    """A wrong argument. Exit code 2."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +37,19 @@ class Options:
 
 def logs(words: Sequence[str], options: Options) -> int:
     """Prints the logs of the run and the workers that `words` name, both of which may be left out."""
+    check_format(options.format)
     try:
-        if problem := problem_of_format(options.format):
-            raise Misused(problem)
-        pattern, since = _pattern(options.grep), since_of(options.since, time.time())
-        seen, names = _named(words, options.folder)
-        workers = workers_of(seen, names)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
-    except Misused as error:
-        return refuse(error)
-    show = _as_json if options.format == "json" else _as_text
-    readers = [WorkerLog(seen.run, group, rank, since) for group, rank in workers]
+        pattern, since = re.compile(options.grep), since_of(options.since, time.time())
+    except re.error as error:
+        return refuse(f"--grep {options.grep}: {error}")
+    seen, names = _named(words, options.folder)
+    readers = [WorkerLog(seen.run, group, rank, since) for group, rank in workers_of(seen, names)]
     try:
         for lines in _polled(seen, readers) if options.follow else [merged(readers, is_last=True)]:
-            _print((line for line in lines if pattern.search(line.text)), show)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
+            for line in lines:
+                if pattern.search(line.text):
+                    sys.stdout.write(_shown(line, options.format))
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:
             return refuse(f"{error.filename} cannot be read: {why(error)}", NO_RUN)
@@ -77,20 +68,11 @@ def _polled(seen: SeenRun, readers: Sequence[WorkerLog]) -> Iterator[Iterator[Lo
     yield merged(readers, is_last=True)
 
 
-def _print(lines: Iterable[LogLine], show: Callable[[LogLine], str]) -> None:
-    """Raises `OSError` if the reader of the output has ended."""
-    for line in lines:
-        sys.stdout.write(show(line))
-    sys.stdout.flush()
-
-
-def _as_text(line: LogLine) -> str:
+def _shown(line: LogLine, format: str) -> str:
+    if format == "json":
+        data = {"time": line.time, "group": line.group, "rank": line.rank, "text": line.text}
+        return json.dumps(data) + "\n"
     return f"{line.time} {line.worker}: {printable(line.text, MAX_LINE_LETTERS)}\n".lstrip(" ")
-
-
-def _as_json(line: LogLine) -> str:
-    data = {"time": line.time, "group": line.group, "rank": line.rank, "text": line.text}
-    return json.dumps(data) + "\n"
 
 
 def _named(words: Sequence[str], folder: str) -> tuple[SeenRun, Sequence[str]]:
@@ -110,15 +92,15 @@ def _named(words: Sequence[str], folder: str) -> tuple[SeenRun, Sequence[str]]:
 
 def workers_of(seen: SeenRun, names: Sequence[str]) -> list[tuple[str, int]]:
     """Returns (group, rank) of each worker that GROUP and GROUP:RANK name; all of them without names. Raises
-    `Misused`."""
+    `Refusal`."""
     known = {name: group.workers for name, group in seen.state.groups.items()}
     found = dict[tuple[str, int], None]()
     for name in names or known:
         group, colon, rank = name.partition(":")
         if group not in known:
-            raise Misused(f"the group `{group}` does not exist: {did_you_mean(group, known)}")
+            raise Refusal(f"the group `{group}` does not exist: {did_you_mean(group, known)}")
         if colon and not (rank.isdecimal() and int(rank) < known[group]):
-            raise Misused(
+            raise Refusal(
                 f"the rank `{name}` does not exist: `{group}` has {counted(known[group], 'worker')}, "
                 "from 0 on"
             )
@@ -128,7 +110,7 @@ def workers_of(seen: SeenRun, names: Sequence[str]) -> list[tuple[str, int]]:
 
 def since_of(text: str, now: float) -> str:
     """Returns the time of `--since` as logs have it: so long before now, or a time, which is UTC where it
-    names no zone. Raises `Misused`."""
+    names no zone. Raises `Refusal`."""
     if not text:
         return ""
     if ago := _AGO.fullmatch(text):
@@ -136,12 +118,5 @@ def since_of(text: str, now: float) -> str:
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise Misused(f"--since {text}: give 90s, 5m, 2h, 1d or a time such as {as_time(now)}") from None
+        raise Refusal(f"--since {text}: give 90s, 5m, 2h, 1d or a time such as {as_time(now)}") from None
     return as_time((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise Misused(f"--grep {text}: {error}") from None

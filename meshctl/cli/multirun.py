@@ -72,7 +72,17 @@ def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> 
         jobs = expand(overrides, lambda group: list_options(folders, group))
     except CannotSweep as error:
         return refuse(redact(str(error)))
-    codes, ready = _checked(recipe, jobs, options)
+    codes, ready = list[int](), list[Launchable]()
+    reports: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        with redirect_stderr(io.StringIO()) as captured:
+            code, made = launch.prepare(recipe, [*job.overrides], options)
+        codes.append(code)
+        ready += [made] if made else []
+        if report := captured.getvalue():
+            first = reports.setdefault(report, index)
+            same = f"the same as job {first + 1}\n"
+            sys.stderr.write(f"{_title(jobs, index)}\n{report if first == index else same}")
     if any(codes):
         return max(codes)
     if options.dry_run:
@@ -117,22 +127,6 @@ def _title(jobs: Sequence[Job], index: int) -> str:
 
 def _shown(job: Job) -> str:
     return " ".join(redact(text) for text in job.swept) or "as written"
-
-
-def _checked(recipe: str, jobs: Sequence[Job], options: launch.Options) -> tuple[list[int], list[Launchable]]:
-    """Checks all jobs. Returns the exit code of each, and the jobs that can be launched."""
-    codes, ready = list[int](), list[Launchable]()
-    reports: dict[str, int] = {}
-    for index, job in enumerate(jobs):
-        with redirect_stderr(io.StringIO()) as captured:
-            code, one = launch.prepare(recipe, [*job.overrides], options)
-        codes.append(code)
-        ready += [one] if one else []
-        if report := captured.getvalue():
-            first = reports.setdefault(report, index)
-            same = f"the same as job {first + 1}\n"
-            sys.stderr.write(f"{_title(jobs, index)}\n{report if first == index else same}")
-    return codes, ready
 
 
 # The table

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from meshctl.run.directory import write_whole
+from meshctl.run.finding import NoRun
 from meshctl.text.english import listed
 from meshctl.text.redaction import redact
 from meshctl.view.reports.text import shown
@@ -28,6 +29,16 @@ USAGE = 2
 REFUSED = 4
 WHEN = ("auto", "always", "never")
 DATA_FORMATS = ("text", "json")
+NO_RUN = 3
+"""The exit code where no run is named that can be read."""
+
+
+class Refusal(Exception):
+    """A command cannot do what it is asked to. The message is one line."""
+
+    def __init__(self, message: object, code: int = USAGE) -> None:
+        super().__init__(str(message))
+        self.code = code
 
 
 def write(text: str, out: TextIO) -> None:
@@ -75,21 +86,23 @@ def refuse(message: object, code: int = USAGE) -> int:
     return code
 
 
-def no_room(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
-def refused(error: OSError) -> int:
-    """Reports that the output could not be written, and returns the exit code."""
+def failed(error: Exception) -> int:
+    """Reports an error that no command handles, and returns the exit code. The command refuses, the output
+    could not be written, or it is a bug in meshctl."""
+    if isinstance(error, Refusal | NoRun):
+        return refuse(error, error.code if isinstance(error, Refusal) else NO_RUN)
+    if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+        return bug(error)
     silence(sys.stdout)
     with suppress(OSError):
         refuse(f"the output was not written completely: {why(error)}")
     return REFUSED
 
 
-def problem_of_format(format: str, known: Collection[str] = DATA_FORMATS) -> str:
-    """Returns why a command does not have a format; empty if it has."""
-    return "" if format in known else f"format `{format}` does not exist; available: {listed(known)}"
+def check_format(format: str, known: Collection[str] = DATA_FORMATS) -> None:
+    """Raises `Refusal` for a format that a command does not have."""
+    if format not in known:
+        raise Refusal(f"format `{format}` does not exist; available: {listed(known)}")
 
 
 def write_file(text: str, path: Path, follows: bool = True, unwritable: int = USAGE) -> int:

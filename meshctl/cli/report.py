@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from meshctl.cli.output import REFUSED, refuse, why, write, write_file
-from meshctl.cli.status import NO_RUN
+from meshctl.cli.output import NO_RUN, REFUSED, refuse, why, write, write_file
 from meshctl.run.directory import RunDir
-from meshctl.run.finding import NoRun
 from meshctl.run.reading import DAMAGED, text_of
 from meshctl.text.english import listed
 from meshctl.text.redaction import redact
@@ -27,10 +25,7 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
     """Writes the page, prints its path, and returns the exit code."""
     if len(words) > MAX_RUNS:
         return refuse(f"a report shows one run or two, not {len(words)}")
-    try:
-        seen = [SeenRun.named(word, folder) for word in words or [""]]
-    except NoRun as error:
-        return refuse(error, NO_RUN)
+    seen = [SeenRun.named(word, folder) for word in words or [""]]
     try:
         records = [RunRecord.read(each, recipe_of(each.run)) for each in seen]
     except OSError as error:
@@ -42,19 +37,14 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
     if out == "-":
         write(text, sys.stdout)
         return 0
-    path = Path(out) if out else default_path(seen)
+    path = seen[0].run.path / FILE  # of two runs, it is in the working directory
+    if out or len(seen) > 1:
+        path = Path(out or f"report-{'-and-'.join(each.name.replace('/', '-') for each in seen)}.html")
     # A run directory may contain any link.
     code = write_file(text, path, follows=bool(out), unwritable=REFUSED)
     if not code:
         write(f"{shown(str(path))}\n", sys.stdout)
     return code
-
-
-def default_path(seen: Sequence[SeenRun]) -> Path:
-    """Returns `report.html` in the run directory, or for two runs a file in the working directory."""
-    if len(seen) == 1:
-        return seen[0].run.path / FILE
-    return Path(f"report-{'-and-'.join(each.name.replace('/', '-') for each in seen)}.html")
 
 
 def recipe_of(run: RunDir) -> str:

@@ -5,9 +5,8 @@ beforehand."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 
 from meshctl.cli.load import Launchable, Unreadable, plan_of
@@ -59,25 +58,16 @@ class Resizing:
             except RecipeError as error:
                 reason = reason or error.report.errors[0].message
                 continue
-            if not (refusal := self._refusal(found.plan)):
+            misfits: Iterable[tuple[str, str]] = ()  # of the newest checkpoint
+            if self._run is not None and (step := self._run.saved()):
+                misfits = changed_meshes(found.plan, self._run.checkpoint(step))
+            if not (refusal := next((text for _, text in misfits), "")):
                 self.overrides = overrides
                 return found
             reason = reason or refusal
         if reason:
             raise CannotResize(reason)
         return self.whole
-
-    def _refusal(self, plan: Plan) -> str:
-        """Returns why the newest checkpoint does not fit a plan; empty if it does, or if there is none."""
-        if self._run is None or not (step := self._run.saved()):
-            return ""
-        checkpoint = self._run.checkpoint(step)
-        return next((reason for _, reason in changed_meshes(plan, checkpoint)), "")
-
-
-def resizing_of(run: RunDir) -> Resizing:
-    """Returns the `Resizing` of a run, from the recipe in its directory."""
-    return Resizing(str(Path(run.path)), run=run)
 
 
 def lost_of(plan: Plan, words: Sequence[str]) -> Lost:

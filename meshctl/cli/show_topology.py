@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshctl.cli.load import Held, Launchable, Unreadable, plan_of, resolve_source
-from meshctl.cli.output import has_color, problem_of_format, refuse, write, write_file
+from meshctl.cli.output import Refusal, check_format, has_color, refuse, write, write_file
 from meshctl.cli.validate import draw
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import RecipeError, Report
@@ -37,10 +37,6 @@ DEFAULT_COLUMNS = 80
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
 """Suffixes of image files that no format writes."""
 MAX_RANK_DIGITS = 18
-
-
-class UsageError(Exception):
-    """The options contradict each other. The message names the possible ones."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +91,8 @@ def show(recipe: str, overrides: list[str], options: Options) -> int:
     """Prints or writes the picture, and returns the exit code."""
     try:
         check(options)
-        return print_or_write(picture(recipe, overrides, options), options)
-    except (UsageError, ZoomError) as wrong:
+        text = picture(recipe, overrides, options)
+    except ZoomError as wrong:
         return refuse(str(wrong))
     except CannotResize as error:
         return refuse(f"without {listed(options.lost)} the run ends: {error}", 1)
@@ -106,37 +102,45 @@ def show(recipe: str, overrides: list[str], options: Options) -> int:
     except RecipeError as error:
         draw(error.report, sys.stderr)
         return 1
+    if not options.out:
+        is_text = options.format_name == "text"
+        write(in_encoding(text, sys.stdout.encoding) if is_text else text, sys.stdout)
+        return 0
+    if code := write_file(text, Path(options.out)):
+        return code
+    size = counted(len(text.encode()), "byte")
+    print(f"wrote {shown(str(Path(options.out)))}: {options.format_name}, {size}", file=sys.stderr)
+    return 0
 
 
 def check(options: Options) -> None:
-    """Raises `UsageError` for options that are wrong whatever the recipe is."""
-    if options.format_name not in FORMATS:
-        raise UsageError(problem_of_format(options.format, FORMATS))
+    """Raises `Refusal` for options that are wrong whatever the recipe is."""
+    check_format(options.format_name, FORMATS)
     if not options.format and options.suffix in IMAGE_SUFFIXES:
-        raise UsageError(
+        raise Refusal(
             f"no format has the suffix `{options.suffix}`; use `.svg` or `.html`, which a browser displays "
             "and prints"
         )
     format = FORMATS[options.format_name]
     if len(options.zoom) > 1 and options.zoom != ("--component", "--dim"):
-        raise UsageError(
+        raise Refusal(
             f"{listed(options.zoom)} show different parts; use one of them (only `--dim` and `--component` "
             "combine)"
         )
     if options.zoom and not (format.zoom or format.selects):
         able = listed((name for name, other in FORMATS.items() if other.zoom or other.selects), "or")
-        raise UsageError(
+        raise Refusal(
             f"`{options.format_name}` shows only the whole plan, not {listed(options.zoom)}; use {able}"
         )
     if options.diff is not None and options.zoom:
-        raise UsageError(f"`--diff` compares whole plans, not {listed(options.zoom)}")
+        raise Refusal(f"`--diff` compares whole plans, not {listed(options.zoom)}")
     if options.diff is not None and not format.difference:
         able = listed((name for name, other in FORMATS.items() if other.difference), "or")
-        raise UsageError(f"`{options.format_name}` shows one plan, not a difference; use {able}")
+        raise Refusal(f"`{options.format_name}` shows one plan, not a difference; use {able}")
     if options.samples is not None and not options.rank:
-        raise UsageError("`--samples` needs `--rank`: it is the number of samples in a batch for that rank")
+        raise Refusal("`--samples` needs `--rank`: it is the number of samples in a batch for that rank")
     if options.samples is not None and options.samples < 1:
-        raise UsageError(f"`--samples` must be a positive integer, not {options.samples}")
+        raise Refusal(f"`--samples` must be a positive integer, not {options.samples}")
     if options.rank:
         group_and_rank(options.rank)
 
@@ -144,7 +148,7 @@ def check(options: Options) -> None:
 def group_and_rank(text: str) -> tuple[str, int]:
     group, colon, number = text.rpartition(":")
     if not (colon and group and number.isascii() and number.isdigit() and len(number) <= MAX_RANK_DIGITS):
-        raise UsageError(f"`--rank` must be GROUP:N, such as `train:0`, not `{text}`")
+        raise Refusal(f"`--rank` must be GROUP:N, such as `train:0`, not `{text}`")
     return group, int(number)
 
 
@@ -155,7 +159,9 @@ def picture(recipe: str, overrides: list[str], options: Options) -> str:
     drawn = topology_of(launchable)
     look: dict[str, Any] = {}
     if options.format_name == "text":
-        look = {"width": columns(options), "color": not options.out and has_color(sys.stdout)}
+        look = {"width": DEFAULT_COLUMNS, "color": not options.out and has_color(sys.stdout)}
+        if not options.out and sys.stdout.isatty():
+            look["width"] = shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns
     if options.diff is not None:
         from meshctl.plan.views.difference import difference
 
@@ -181,7 +187,7 @@ def loaded(name: str, overrides: list[str], held: Held, lost: Sequence[str]) -> 
     try:
         gone = lost_of(resizing.whole.plan, lost)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise Refusal(str(error)) from None
     smaller = resizing.without(gone)
     for line in changes(resizing, smaller.plan, gone):
         print(shown(redact(line)), file=sys.stderr)
@@ -238,7 +244,7 @@ def other(recipe: str, text: str) -> tuple[str, list[str]]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(
+        raise Refusal(
             f"`--diff` must be a recipe and overrides, quoted as in a shell; {str(error).lower()} in `{text}`"
         ) from None
     if not words:
@@ -248,22 +254,3 @@ def other(recipe: str, text: str) -> tuple[str, list[str]]:
     if is_override and not is_file(Path(first)) and not is_dir(Path(first)):
         return recipe, words
     return first, words[1:]
-
-
-def columns(options: Options) -> int:
-    if options.out or not sys.stdout.isatty():
-        return DEFAULT_COLUMNS
-    return shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns
-
-
-def print_or_write(text: str, options: Options) -> int:
-    """Prints the picture or writes it to `out`. Returns the exit code."""
-    if options.out:
-        path = Path(options.out)
-        if code := write_file(text, path):
-            return code
-        size = counted(len(text.encode()), "byte")
-        print(f"wrote {shown(str(path))}: {options.format_name}, {size}", file=sys.stderr)
-        return 0
-    write(in_encoding(text, sys.stdout.encoding) if options.format_name == "text" else text, sys.stdout)
-    return 0

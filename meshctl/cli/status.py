@@ -10,27 +10,21 @@ import time
 from pathlib import Path
 
 from meshctl.cli.jobs import job_state
-from meshctl.cli.output import is_closed, problem_of_format, refuse, silence, write
-from meshctl.run.finding import NoRun, runs_below
+from meshctl.cli.output import check_format, is_closed, silence, write
+from meshctl.run.finding import runs_below
 from meshctl.text.redaction import redact
 from meshctl.view.live.listing import listing, rows_of_runs
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.live.summary import text_of
 from meshctl.view.reports.text import shown
 
-NO_RUN = 3
-"""The exit code where no run is named that can be read."""
 INTERRUPTED = 130
 
 
 def runs(folder: str, format: str) -> int:
-    if problem := problem_of_format(format):
-        return refuse(problem)
+    check_format(format)
     now = time.time()
-    try:
-        rows = rows_of_runs(runs_below(Path(folder)), now, job_state)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
+    rows = rows_of_runs(runs_below(Path(folder)), now, job_state)
     if format == "json":
         write(json.dumps({"runs": [row.to_data() for row in rows]}, indent=2) + "\n", sys.stdout)
     elif rows:
@@ -42,12 +36,8 @@ def runs(folder: str, format: str) -> int:
 
 
 def status(word: str, folder: str, format: str) -> int:
-    if problem := problem_of_format(format):
-        return refuse(problem)
-    try:
-        seen = SeenRun.named(word, folder, job_state)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
+    check_format(format)
+    seen = SeenRun.named(word, folder, job_state)
     write(text_of_seen(seen) if format == "text" else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)
     return 0
 
@@ -68,16 +58,13 @@ def text_of_seen(seen: SeenRun, with_cause: bool = True) -> str:
 
 def watch(word: str, folder: str, format: str) -> int:
     """Returns the exit code of the run, once it is over."""
-    if problem := problem_of_format(format):
-        return refuse(problem)
+    check_format(format)
     seen: SeenRun | None = None
     try:
         seen = SeenRun.named(word, folder, job_state)
         if not seen.is_live and format == "text":
             return end_of(seen)
         seen = _watched(seen, format)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
     except KeyboardInterrupt:
         if seen is not None:
             print(f"\n{seen.name} goes on; stop it: meshctl stop {seen.name}", file=sys.stderr)

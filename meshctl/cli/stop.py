@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 
 from meshctl.cli.jobs import JobTarget, job_of, job_state
-from meshctl.cli.output import REFUSED, problem_of_format, refuse, write
-from meshctl.cli.status import NO_RUN
-from meshctl.dataclass import dataclass
-from meshctl.run.finding import NoRun
+from meshctl.cli.output import REFUSED, Refusal, check_format, write
 from meshctl.run.launcher import Launcher
 from meshctl.view.live.seen_run import SeenRun, plan_of_run
 from meshctl.view.live.summary import ending
@@ -25,43 +22,24 @@ ORDER = [signal.SIGINT, signal.SIGTERM]
 """The signals that request an orderly end, and then the end at once."""
 
 
-@dataclass(frozen=True)
-class Options:
-    now: bool = False
-    """True if the run ends at once."""
-    checkpoint: bool = False
-    """True if the run writes a checkpoint and goes on."""
-    folder: str = "runs"
-    format: str = "text"
-
-
-class CannotStop(Exception):
-    """The launcher cannot be signalled from here. Exit code 4."""
-
-
-def stop(word: str, options: Options) -> int:
-    """Returns 0 once the run has ended as it was asked to, or had ended before, and 5 if it has failed."""
-    if problem := problem_of_format(options.format):
-        return refuse(problem)
-    if options.now and options.checkpoint:
-        return refuse("--now ends the run, and --checkpoint lets it go on: give one of them")
-    try:
-        seen = SeenRun.named(word, options.folder, job_state)
-        if options.checkpoint:
-            return _save(seen, options.format)
-        was_live = seen.is_live
-        seen = stopped(seen, options.now)
-    except NoRun as error:
-        return refuse(error, NO_RUN)
-    except CannotStop as error:
-        return refuse(error, REFUSED)
+def stop(word: str, is_now: bool, checkpoint: bool, folder: str, format: str) -> int:
+    """Returns 0 once the run has ended as it was asked to, or had ended before, and 5 if it has failed. With
+    `checkpoint` the run writes a checkpoint and goes on."""
+    check_format(format)
+    if is_now and checkpoint:
+        raise Refusal("--now ends the run, and --checkpoint lets it go on: give one of them")
+    seen = SeenRun.named(word, folder, job_state)
+    if checkpoint:
+        return _save(seen, format)
+    was_live = seen.is_live
+    seen = stopped(seen, is_now)
     text = ending(seen.state)
-    _print(seen, text if was_live else f"{seen.name} was not running: {text}", options)
+    _print(seen, text if was_live else f"{seen.name} was not running: {text}", format)
     return FAILED if was_live and seen.condition in ("failed", "lost") else 0
 
 
 def stopped(seen: SeenRun, is_now: bool = False) -> SeenRun:
-    """Ends a run if it goes on, waits until it has ended, and returns it then. Raises `CannotStop`."""
+    """Ends a run if it goes on, waits until it has ended, and returns it then. Raises `Refusal`."""
     if not seen.is_live:
         return seen
     launcher = _launcher_of(seen)
@@ -82,35 +60,34 @@ def stopped(seen: SeenRun, is_now: bool = False) -> SeenRun:
 
 
 def _save(seen: SeenRun, format: str) -> int:
-    """Asks for a checkpoint, and waits until it is published. Raises `CannotStop`."""
+    """Asks for a checkpoint, and waits until it is published. Raises `Refusal`."""
     if not seen.is_live:
-        raise CannotStop(f"{seen.name} is not running: {ending(seen.state)}")
+        raise Refusal(f"{seen.name} is not running: {ending(seen.state)}", REFUSED)
     if seen.plan.run.checkpoint is None:
-        raise CannotStop(f"the recipe of {seen.name} has no `run.checkpoint`")
+        raise Refusal(f"the recipe of {seen.name} has no `run.checkpoint`", REFUSED)
     launcher, before = _launcher_of(seen), seen.run.saved()
     _send(launcher, signal.SIGUSR1, seen)
     while seen.run.saved() == before:
         if launcher.wait(POLL_S):
             break
     seen = seen.again()
-    saved = seen.run.saved()
-    if saved == before:
-        raise CannotStop(f"{seen.name} has ended before it wrote a checkpoint: {ending(seen.state)}")
-    text = f"{seen.name}: checkpoint of step {saved}: {seen.run.checkpoint(saved)}"
-    _print(seen, text, Options(format=format))
+    if (saved := seen.run.saved()) == before:
+        raise Refusal(f"{seen.name} has ended before it wrote a checkpoint: {ending(seen.state)}", REFUSED)
+    _print(seen, f"{seen.name}: checkpoint of step {saved}: {seen.run.checkpoint(saved)}", format)
     return 0
 
 
 def _launcher_of(seen: SeenRun) -> Launcher | JobTarget:
-    """Returns the process to signal. Raises `CannotStop`."""
+    """Returns the process to signal. Raises `Refusal`."""
     if seen.job and (job := job_of(seen.run)):
         return JobTarget(seen.run, job)
     launcher = seen.launcher
     if launcher is None:
-        raise CannotStop(f"{seen.name} was launched by an earlier version: send SIGINT to its launcher")
+        raise Refusal(f"{seen.name} was launched by an earlier version: send SIGINT to its launcher", REFUSED)
     if not launcher.is_here:
-        raise CannotStop(
-            f"the launcher of {seen.name} is process {launcher.pid} on {launcher.host}: call this there"
+        raise Refusal(
+            f"the launcher of {seen.name} is process {launcher.pid} on {launcher.host}: call this there",
+            REFUSED,
         )
     return launcher
 
@@ -119,33 +96,26 @@ def _send(launcher: Launcher | JobTarget, number: signal.Signals, seen: SeenRun)
     try:
         launcher.send(number)
     except PermissionError:
-        raise CannotStop(f"the launcher of {seen.name} is another user's") from None
+        raise Refusal(f"the launcher of {seen.name} is another user's", REFUSED) from None
     except OSError as error:
-        raise CannotStop(str(error)) from None
+        raise Refusal(str(error), REFUSED) from None
 
 
-def _print(seen: SeenRun, text: str, options: Options) -> None:
-    is_text = options.format == "text"
-    write(f"{text}\n" if is_text else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)
+def _print(seen: SeenRun, text: str, format: str) -> None:
+    write(f"{text}\n" if format == "text" else json.dumps(seen.to_data(), indent=2) + "\n", sys.stdout)
 
 
 def restart(word: str, overrides: Sequence[str], folder: str, is_detached: bool, format: str = "text") -> int:
     """Ends a run if it goes on, and continues it from its last checkpoint. Returns the exit code of the run.
     With the format `json`, stdout has the state of the run at its end, or at its beginning in the background,
     and what `launch` prints is on stderr."""
-    if problem := problem_of_format(format):
-        return refuse(problem)
-    try:
-        seen = stopped(SeenRun.named(word, folder, job_state))
-    except NoRun as error:
-        return refuse(error, NO_RUN)
-    except CannotStop as error:
-        return refuse(error, REFUSED)
+    check_format(format)
+    seen = stopped(SeenRun.named(word, folder, job_state))
     from meshctl.cli.launch import Options as LaunchOptions
     from meshctl.cli.launch import launch
 
     with redirect_stdout(sys.stderr) if format == "json" else nullcontext():
         code = launch(str(seen.run.path), list(overrides), LaunchOptions(is_detached=is_detached))
     if format == "json" and code not in NOT_BEGUN:
-        _print(SeenRun.of(seen.run, plan_of_run(seen.run), job_state), "", Options(format=format))
+        _print(SeenRun.of(seen.run, plan_of_run(seen.run), job_state), "", format)
     return code

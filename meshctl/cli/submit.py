@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import cast
 
 from meshctl.cli.detach import announced
@@ -62,7 +63,7 @@ class Follower:
         """Returns the exit code of the run, or of this launcher if the job goes on without it."""
         seen = self._seen
         try:
-            for seen in polled(self._seen, self._wait):
+            for seen in polled(self._seen, lambda seconds: self._signals.wait((), seconds)):
                 if seen.is_live:
                     self._view.show(seen)
                 if self._signals.count > self._handled and self._leaves(seen):
@@ -77,9 +78,6 @@ class Follower:
         finally:
             self._view.close()
         return end_of(seen)
-
-    def _wait(self, seconds: float) -> None:
-        self._signals.wait((), seconds)
 
     def _leaves(self, seen: SeenRun) -> bool:
         """Handles a signal. Returns whether this process ends, and the job goes on."""
@@ -107,16 +105,9 @@ class Follower:
         self._view.close()
         sys.stderr.write(f"\nstop {self._job.name}? [y/N; without an answer it goes on] ")
         sys.stderr.flush()
-        answer = sys.stdin.readline().strip().lower()
-        if answer in ("y", "yes"):
-            self._view = watch_view(seen_now(self._seen), sys.stdout)
-            return True
-        return False
-
-
-def seen_now(seen: SeenRun) -> SeenRun:
-    """Returns the run as it is now, or as it was if it cannot be read."""
-    try:
-        return seen.again()
-    except NoRun:
-        return seen
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return False
+        with suppress(NoRun):
+            self._seen = self._seen.again()
+        self._view = watch_view(self._seen, sys.stdout)
+        return True

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TextIO
 
 from meshctl import __version__
-from meshctl.cli.load import CheckResult, Launchable, Unreadable, check, resolve_source
-from meshctl.cli.output import WHEN, has_color, problem_of_format, refuse, write
+from meshctl.cli.load import Launchable, Unreadable, check, resolve_source
+from meshctl.cli.output import WHEN, check_format, has_color, refuse, write
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Report
 from meshctl.recipe.compose.folders import is_file
@@ -47,23 +47,17 @@ class Options:
 
 def validate(arguments: Sequence[str], options: Options) -> int:
     """Prints the findings of all recipes and returns the exit code."""
-    recipes, overrides = split_arguments(arguments)
-    if error := usage_error(recipes, overrides, options):
-        return refuse(error)
+    recipes = [argument for argument in dict.fromkeys(arguments) if not is_override_argument(argument)]
+    overrides = [argument for argument in arguments if is_override_argument(argument)]
+    if not recipes:
+        are = "is an override" if len(overrides) == 1 else "are overrides"
+        return refuse(f"no recipe is given; {listed(overrides)} {are}")
+    check_format(options.report_format, FORMATS)
+    if options.color not in WHEN:
+        return refuse(f"`--color` must be {listed(WHEN, 'or')}, not `{options.color}`")
     found = tuple(check_recipe(recipe, overrides, options, len(recipes) > 1) for recipe in recipes)
     out = sys.stderr if options.fix and "-" in recipes else sys.stdout
     return report(found, options, out)
-
-
-def checked(recipe: str, overrides: list[str], out: TextIO | None = None) -> int:
-    """Prints the findings of one recipe as text and returns the exit code."""
-    return report((check_recipe(recipe, overrides, Options()),), Options("text"), out or sys.stdout)
-
-
-def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the recipes and the overrides among the arguments."""
-    recipes = [argument for argument in dict.fromkeys(arguments) if not is_override_argument(argument)]
-    return recipes, [argument for argument in arguments if is_override_argument(argument)]
 
 
 def is_override_argument(argument: str) -> bool:
@@ -71,23 +65,10 @@ def is_override_argument(argument: str) -> bool:
     return ("=" in argument or argument.startswith(("~", "+"))) and not is_recipe
 
 
-def usage_error(recipes: Sequence[str], overrides: Sequence[str], options: Options) -> str:
-    if not recipes:
-        are = "is an override" if len(overrides) == 1 else "are overrides"
-        return f"no recipe is given; {listed(overrides)} {are}"
-    if problem := problem_of_format(options.report_format, FORMATS):
-        return problem
-    if options.color not in WHEN:
-        return f"`--color` must be {listed(WHEN, 'or')}, not `{options.color}`"
-    return ""
-
-
 # One recipe
 
 
-def check_recipe(
-    recipe: str, overrides: list[str], options: Options, is_one_of_many: bool = False
-) -> Checked:
+def check_recipe(recipe: str, overrides: list[str], options: Options, is_one_of_many: bool) -> Checked:
     """Returns the findings of a recipe. If `is_one_of_many`, the summary begins with the recipe's name."""
     try:
         name, held = resolve_source(recipe)
@@ -101,46 +82,30 @@ def check_recipe(
     else:
         result = check(name, overrides, held)
     found = Checked(name, result.code, result.report, "", facts(result.launchable), fixed)
-    return summarized(found, result, options, is_one_of_many)
-
-
-def summarized(found: Checked, result: CheckResult, options: Options, is_one_of_many: bool) -> Checked:
-    """Returns the findings with a summary, and with the exit code that `--strict` requires."""
-    name, warnings = found.recipe, found.count("warning")
     if result.launchable is None:
-        return replace(found, summary=f"{name}: {_failure(found)}{_fixable(found, options)}")
-    if options.strict and warnings:
+        return replace(found, summary=f"{name}: {_failure(found, options)}")
+    if options.strict and (warnings := found.count("warning")):
         line = f"{name}: {counted(warnings, 'warning')}; --strict treats warnings as errors"
         return replace(found, code=1, summary=line)
-    line = summary(result.launchable)
-    return replace(found, summary=f"{name}: {line}" if is_one_of_many else line)
-
-
-def _failure(found: Checked) -> str:
-    if found.code == 3:
-        return "cannot be read"
-    if found.code == 70:
-        return "a bug in meshctl"
-    counts = [(found.count(severity), severity) for severity in ("error", "warning")]
-    return ", ".join(counted(count, severity) for count, severity in counts if count)
-
-
-def _fixable(found: Checked, options: Options) -> str:
-    """Returns a sentence about how many findings `--fix` can fix; empty if there are none or if `--fix` was
-    given."""
-    fixable, count = sum(bool(one.fixes) for one in found.report.diagnostics), len(found.report.diagnostics)
-    if options.fix or not fixable:
-        return ""
-    if fixable < count:
-        return f"; --fix can change {fixable}"
-    return "; --fix can change all" if fixable > 1 else "; --fix can change it"
-
-
-def summary(launchable: Launchable) -> str:
-    """ok: grpo: 3 groups, 5 workers, 4 components, 6 stages; plan 1f2e..."""
-    values = facts(launchable)
+    values, before = found.plan, f"{name}: " * is_one_of_many
     counts = [counted(int(values[key]), key.removesuffix("s")) for key in values if key.endswith("s")]
-    return f"ok: {values['name']}: {', '.join(counts)}; plan {values['digest']}"
+    line = f"{before}ok: {values['name']}: {', '.join(counts)}; plan {values['digest']}"
+    return replace(found, summary=line)
+
+
+def _failure(found: Checked, options: Options) -> str:
+    """Returns the numbers of findings, and of those that `--fix` can fix."""
+    if found.code in (3, 70):
+        text = "cannot be read" if found.code == 3 else "a bug in meshctl"
+    else:
+        counts = [(found.count(severity), severity) for severity in ("error", "warning")]
+        text = ", ".join(counted(count, severity) for count, severity in counts if count)
+    fixable = sum(bool(one.fixes) for one in found.report.diagnostics)
+    if options.fix or not fixable:
+        return text
+    if fixable < len(found.report.diagnostics):
+        return f"{text}; --fix can change {fixable}"
+    return f"{text}; --fix can change {'all' if fixable > 1 else 'it'}"
 
 
 def facts(launchable: Launchable | None) -> dict[str, str | int]:

@@ -141,7 +141,7 @@ class Stage:
     is_without_data: bool = field(default=False, metadata={**SPARSE, "key": "without_data"})
     """True if the endpoint is called without arguments."""
     ends_run: bool | None = field(default=None, metadata=SPARSE)
-    """A field of sources: whether the run ends when the source has no more data. For None, `run.bounds`
+    """A field of sources: whether the run ends when the source has no more data. For None, `run.settings`
     decides."""
     patience: float | None = field(default=None, metadata=SPARSE)
     """Seconds in which a worker must advance while the endpoint runs; 0 for no limit, None for those of the

@@ -46,18 +46,13 @@ def node_sets(plan: Plan) -> tuple[NodeSet, ...]:
         if held:
             hosted = {group.name for group, _ in held}
             groups = tuple(group.name for group in plan.groups if group.name in hosted)
-            extend(found.setdefault((groups, tuple(sorted(_needed(held).items()))), []), start, stop)
+            needed: dict[str, int] = {}
+            for group, run in held:
+                if group.device_type != "cpu":
+                    end = run.first_device + run.each * group.gpus_per_worker
+                    needed[group.device_type] = max(end, needed.get(group.device_type, 0))
+            extend(found.setdefault((groups, tuple(sorted(needed.items()))), []), start, stop)
     return tuple(NodeSet(tuple(nodes), groups, dict(devices)) for (groups, devices), nodes in found.items())
-
-
-def _needed(held: list[tuple[Group, NodeRun]]) -> dict[str, int]:
-    """Returns device type -> the highest device number in use plus one."""
-    needed: dict[str, int] = {}
-    for group, run in held:
-        if group.device_type != "cpu":
-            stop = run.first_device + run.each * group.gpus_per_worker
-            needed[group.device_type] = max(stop, needed.get(group.device_type, 0))
-    return needed
 
 
 def segments(plan: Plan) -> Iterator[tuple[int, int, list[tuple[Group, NodeRun]]]]:

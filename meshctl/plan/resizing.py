@@ -78,25 +78,20 @@ class Available:
     """The hardware names that are left of `visible_devices`."""
 
 
-def _names_left(plan: Plan, group: Group, lost: Lost) -> Iterator[str]:
-    width = group.gpus_per_worker
-    gone = {
-        one.local_rank * width + place
-        for one in (plan.workers(group.name) if group.visible_devices else ())
-        for place, device in enumerate(one.devices)
-        if (group.device_type, device) in lost.devices
-    }
-    return (name for place, name in enumerate(group.visible_devices) if place not in gone)
-
-
 def available(plan: Plan, group: Group, lost: Lost) -> Available:
     """Returns the part of a group that is left. Of a worker with several devices all are lost with one, and
     where a group names the devices of its nodes, those with the same name on all nodes."""
     workers = [one for one in plan.workers(group.name) if not lost.has_worker(plan, group.name, one.rank)]
     if group.device_type != "cpu":
-        names = tuple(_names_left(plan, group, lost))
-        if group.visible_devices:
-            width = group.gpus_per_worker
+        names, width = group.visible_devices, group.gpus_per_worker
+        if names:
+            gone = {
+                one.local_rank * width + place
+                for one in plan.workers(group.name)
+                for place, device in enumerate(one.devices)
+                if (group.device_type, device) in lost.devices
+            }
+            names = tuple(name for place, name in enumerate(names) if place not in gone)
             named = [group.visible_devices[one.local_rank * width :][:width] for one in workers]
             workers = [one for one, own in zip(workers, named, strict=True) if {*own} <= {*names}]
         devices = tuple(device for worker in workers for device in worker.devices)
@@ -131,14 +126,11 @@ def _cluster(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield f"cluster.nodes={plan.cluster.nodes}"
     kinds = [kind for kind in ACCELERATORS if kind in plan.cluster.devices_per_node]
     if kinds and not any(recipe.cluster.devices_of(kind) for kind in kinds):
-        counts = [_counts(plan, kind) for kind in kinds]
-        stated = ",".join(f"{kind}:{count}" for kind, count in zip(kinds, counts, strict=True))
-        yield f"cluster.devices_per_node={{{stated}}}"
-
-
-def _counts(plan: Plan, kind: str) -> str:
-    counts = [plan.cluster.devices_on(kind, node) for node in range(plan.cluster.nodes)]
-    return str(counts[0]) if len(set(counts)) == 1 else _listed(counts)
+        stated = []
+        for kind in kinds:
+            counts = [plan.cluster.devices_on(kind, node) for node in range(plan.cluster.nodes)]
+            stated.append(f"{kind}:{counts[0] if len(set(counts)) == 1 else _listed(counts)}")
+        yield f"cluster.devices_per_node={{{','.join(stated)}}}"
 
 
 def _overrides(
@@ -149,7 +141,11 @@ def _overrides(
         if group.device_type != "cpu":
             count = layout.ranks if layout else own.count
             size = replica_ranks(recipe, group.name)
-            yield f"{key}.ranks={_listed(chosen_devices(plan, group, own.devices, count, size))}"
+            by_node: dict[int, list[int]] = {}
+            for device in own.devices:
+                by_node.setdefault(plan.cluster.node_of(group.device_type, device), []).append(device)
+            whole = [one for held in by_node.values() for one in held[: len(held) // size * size]]
+            yield f"{key}.ranks={_listed((whole if len(whole) >= count else list(own.devices))[:count])}"
             if own.visible != group.visible_devices:
                 yield f"{key}.visible_devices={_listed([repr(name) for name in own.visible])}"
         elif layout:
@@ -159,16 +155,6 @@ def _overrides(
         for name, sizes in (layout.sizes if layout else {}).items():
             for size_key, size in sizes.items():
                 yield f"components.{name}.parallel.{size_key}={size}"
-
-
-def chosen_devices(plan: Plan, group: Group, devices: Sequence[int], count: int, size: int) -> list[int]:
-    """Returns `count` of the devices that are left: whole replicas of `size` devices on one node if they are
-    enough, else the first ones."""
-    by_node: dict[int, list[int]] = {}
-    for device in devices:
-        by_node.setdefault(plan.cluster.node_of(group.device_type, device), []).append(device)
-    whole = [one for own in by_node.values() for one in own[: len(own) // size * size]]
-    return (whole if len(whole) >= count else list(devices))[:count]
 
 
 def _listed(items: Sequence[object]) -> str:

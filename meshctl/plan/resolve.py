@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage
 from meshctl.recipe import model as recipes
 from meshctl.recipe.meshes import allocation_of, mesh_of
 from meshctl.recipe.stages import DeclaredModes, modes_of
 from meshctl.topology.allocation import Allocation
-from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.modes import Route
 
 DeviceType = Literal["cuda", "npu", "mps", "cpu"]
 
@@ -51,7 +51,10 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
         ),
         stages=stages,
         routes=routes,
-        run=replace(recipe.run, record=_recorded(recipe.run.record, routes)),
+        run=replace(
+            recipe.run,
+            record=tuple(route.name for route in routes if {route.name, route.source} & {*recipe.run.record}),
+        ),
         blocks=tuple(
             Block(block.name, block.until, block.times, block.over, block.size, block.seed)
             for block in recipe.blocks.values()
@@ -81,6 +84,10 @@ def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
     """Yields the groups in the order of the recipe. Job ranks are numbered in this order."""
     first_job_rank = 0
     for group in recipe.groups.values():
+        program = None
+        if own := group.program:
+            start = ("-m", own.module) if own.module else (own.script,)
+            program = Program((*start, *own.args), own.cwd, group.python, own.service)
         yield Group(
             name=group.name,
             device_type=cast(DeviceType, group.device_type),
@@ -92,16 +99,11 @@ def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
             visible_devices=group.visible_devices,
             env=group.env,
             colocate=group.colocate,
-            program=_program(group.program, group.python) if group.program else None,
+            program=program,
             python="" if group.program else group.python,
             restartable=group.restartable,
         )
         first_job_rank += group.workers
-
-
-def _program(program: recipes.Program, python: str) -> Program:
-    start = ("-m", program.module) if program.module else (program.script,)
-    return Program((*start, *program.args), program.cwd, python, program.service)
 
 
 def _component(
@@ -134,13 +136,15 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
     declared = endpoints.get(stage.component, {}).get(stage.method) if stage.kind == "call" else None
     modes = modes_of(stage, declared or Defaults())
     inputs = zip(stage.inputs, modes.inputs, strict=True)
+    # In a block the last pass may have fewer samples than shares.
+    more: dict[str, Any] = {"allow_empty": True} if stage.block else {}
     return Stage(
         name=stage.name,
         kind="sync" if stage.kind == "sync" else "call",
         component=stage.component,
         method=stage.method,
         inputs=tuple(
-            Input(given.stages, given.parameter, _shared(stage, dispatch)) for given, dispatch in inputs
+            Input(given.stages, given.parameter, replace(dispatch, **more)) for given, dispatch in inputs
         ),
         execute=modes.execute,
         collect=modes.collect,
@@ -159,12 +163,6 @@ def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]
     )
 
 
-def _shared(stage: recipes.Stage, dispatch: Dispatch) -> Dispatch:
-    """Returns the dispatch of an input of a stage. In a block the last pass may have fewer samples than
-    shares."""
-    return replace(dispatch, allow_empty=True) if stage.block else dispatch
-
-
 def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
     """Yields a route for each input stage of each parameter. The route of a sync leads from itself to
     itself."""
@@ -174,19 +172,7 @@ def _routes(stages: tuple[Stage, ...]) -> Iterator[Route]:
             yield Route(stage.name, stage.name, stage.name, kind="weights", slots=stage.lag + 2)
         for given in stage.inputs:
             for source in given.stages:
-                name = recipes.route_name(
-                    source, stage.name, given.parameter if len(stage.inputs) > 1 else ""
-                )
-                yield Route(
-                    name,
-                    source,
-                    stage.name,
-                    given.parameter,
-                    collect=collects[source],
-                    dispatch=given.dispatch,
-                )
-
-
-def _recorded(words: tuple[str, ...], routes: tuple[Route, ...]) -> tuple[str, ...]:
-    """Returns the names of the routes that `run.record` names, or whose source it names."""
-    return tuple(route.name for route in routes if {route.name, route.source} & {*words})
+                named = given.parameter if len(stage.inputs) > 1 else ""
+                name, collect = recipes.route_name(source, stage.name, named), collects[source]
+                ends = source, stage.name, given.parameter
+                yield Route(name, *ends, collect=collect, dispatch=given.dispatch)

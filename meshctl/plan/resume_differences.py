@@ -75,19 +75,13 @@ def _of_component(name: str, was: Facts, now: Facts, is_bound: bool) -> Iterator
             path = ("components", name, "args", key) if key in new else ("components", name)
             change = f"{_shown(old, key)} -> {_shown(new, key)}"
             yield Difference(path, f"`{key}` of `{name}` changed: {change}", code, word)
-    if sizes := _changed_sizes(was.get("mesh", {}), now.get("mesh", {})):
-        message = f"the mesh of `{name}` changed: {', '.join(sizes)}"
-        yield Difference(("components", name, "parallel"), message)
-
-
-def _changed_sizes(was: Facts, now: Facts) -> list[str]:
-    old, new = _sizes(was), _sizes(now)
-    changed = [dim for dim in {**old, **new} if old.get(dim, 1) != new.get(dim, 1)]
-    return [f"{dim} {old.get(dim, 1)} -> {new.get(dim, 1)}" for dim in changed]
-
-
-def _sizes(mesh: Facts) -> dict[str, int]:
-    return dict(zip(mesh.get("mesh_dim_names", ()), mesh.get("shape", ()), strict=False))
+    old, new = (
+        dict(zip(mesh.get("mesh_dim_names", ()), mesh.get("shape", ()), strict=False))
+        for mesh in (was.get("mesh", {}), now.get("mesh", {}))
+    )
+    if changed := [dim for dim in {**old, **new} if old.get(dim, 1) != new.get(dim, 1)]:
+        sizes = ", ".join(f"{dim} {old.get(dim, 1)} -> {new.get(dim, 1)}" for dim in changed)
+        yield Difference(("components", name, "parallel"), f"the mesh of `{name}` changed: {sizes}")
 
 
 def _of_sources(was: Mapping[str, Facts], now: Mapping[str, Facts]) -> Iterator[Difference]:

@@ -19,7 +19,7 @@ from math import lcm
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.plan.model import Plan, Run, Stage
+from meshctl.plan.model import Plan, Run
 from meshctl.run.settings import bounding_sources
 from meshctl.topology.modes import Route
 
@@ -42,7 +42,7 @@ def incoming(plan: Plan, group: str) -> tuple[Route, ...]:
     """Returns the data routes from other groups to a group."""
     away = _left_out(plan, group)
     data = [route for route in plan.routes if route.kind == "data" and route.target not in away]
-    return tuple(route for route in data if _group(plan, route.target) == group != _group(plan, route.source))
+    return tuple(route for route in data if plan.ends_of(route)[0] != group == plan.ends_of(route)[1])
 
 
 def _left_out(plan: Plan, group: str) -> dict[str, str]:
@@ -76,7 +76,10 @@ def only(plan: Plan, group: str, replayed: Collection[str]) -> Alone:
     routes = tuple(route for route in plan.routes if {route.source, route.target} <= names)
     bounding = [name for name in plan.bounding_sources if name in names]
     if bounding != [*bounding_sources(stages)]:
-        stages = tuple(_as_bounding(stage, bounding) for stage in stages)
+        stages = tuple(
+            replace(stage, ends_run=stage.name in bounding) if stage.is_source and not stage.block else stage
+            for stage in stages
+        )
     kept = {route.name for route in routes}
     alone = replace(
         plan,
@@ -109,16 +112,6 @@ def _without_metrics_of_others(run: Run, stages: Collection[str]) -> dict[str, A
         checkpoint = replace(checkpoint, best=None)
     stop = run.stop if run.stop and is_here(run.stop.on) else None
     return {"show": tuple(filter(is_here, run.show)), "stop": stop, "checkpoint": checkpoint}
-
-
-def _as_bounding(stage: Stage, bounding: Collection[str]) -> Stage:
-    """Returns the stage; if it is a source, with `ends_run` set to whether it is one of `bounding`."""
-    is_in_steps = stage.is_source and not stage.block
-    return replace(stage, ends_run=stage.name in bounding) if is_in_steps else stage
-
-
-def _group(plan: Plan, stage: str) -> str:
-    return plan.group_of(plan.stage(stage))
 
 
 # Steps

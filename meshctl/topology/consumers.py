@@ -67,7 +67,16 @@ def parts_for(
     if execute.is_single:
         return [table.in_order]
     if execute.is_per_producer:
-        return _parts_per_producer(execute, mode, options, mesh, table)
+        consumers = consumer_parts(mesh, execute, mode, len(table.ids))
+        found: list[list[Run]] = [[] for _ in consumers.ranks]
+        for producer in range(len(table.ids)):
+            ranks = workers_of(mesh, execute, producer, len(table.ids))
+            alone = replace(table, ids=tuple(ids if i == producer else () for i, ids in enumerate(table.ids)))
+            present = [share for run in mode.shares_of(mesh, ranks) for share in run]
+            shares = _partitioned(mode, alone, len(present), options)
+            for part in sorted({consumers.part_of[rank] for rank in ranks}):
+                found[part] += shares[present.index(mode.share_of(mesh, consumers.ranks[part][0]))]
+        return [in_sample_order(part, table) for part in found]
     return _partitioned(mode, table, mode.share_count(mesh), options)
 
 
@@ -93,22 +102,6 @@ def _partitioned(
     return shares
 
 
-def _parts_per_producer(
-    execute: ExecuteMode, mode: DispatchMode, options: Dispatch, mesh: DeviceMesh, table: SampleTable
-) -> list[list[Run]]:
-    """Returns the parts of all producers, each producer's samples dispatched over its own workers."""
-    consumers = consumer_parts(mesh, execute, mode, len(table.ids))
-    found: list[list[Run]] = [[] for _ in consumers.ranks]
-    for producer in range(len(table.ids)):
-        ranks = workers_of(mesh, execute, producer, len(table.ids))
-        alone = replace(table, ids=tuple(ids if i == producer else () for i, ids in enumerate(table.ids)))
-        present = [share for run in mode.shares_of(mesh, ranks) for share in run]
-        shares = _partitioned(mode, alone, len(present), options)
-        for part in sorted({consumers.part_of[rank] for rank in ranks}):
-            found[part] += shares[present.index(mode.share_of(mesh, consumers.ranks[part][0]))]
-    return [in_sample_order(part, table) for part in found]
-
-
 def parts_of_some(
     execute: ExecuteMode,
     mode: DispatchMode,
@@ -128,21 +121,18 @@ def parts_of_some(
         lengths=None if table.lengths is None else _rows_of(table.lengths, rows),
         homes=None if table.homes is None else _rows_of(table.homes, rows),
     )
-    parts = parts_for(execute, mode, options, mesh, smaller)
-    return [
-        merge_runs([(run.producer, rows[run.producer][row]) for run in part for row in range(*run[1:])])
-        for part in parts
-    ]
+    parts = [_rows_in(part) for part in parts_for(execute, mode, options, mesh, smaller)]
+    return [merge_runs([(producer, rows[producer][row]) for producer, row in part]) for part in parts]
 
 
 def parts_within(parts: Sequence[Sequence[Run]], some: Sequence[Run]) -> list[list[Run]]:
     """The parts, with only those of their samples that are in `some`."""
-    chosen = {(producer, row) for producer, start, stop in some for row in range(start, stop)}
-    return [merge_runs([row for run in part for row in _rows_in(run) if row in chosen]) for part in parts]
+    chosen = set(_rows_in(some))
+    return [merge_runs([row for row in _rows_in(part) if row in chosen]) for part in parts]
 
 
-def _rows_in(run: Run) -> list[tuple[int, int]]:
-    return [(run.producer, row) for row in range(run.start, run.stop)]
+def _rows_in(runs: Sequence[Run]) -> list[tuple[int, int]]:
+    return [(producer, row) for producer, start, stop in runs for row in range(start, stop)]
 
 
 def _rows_of(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]]) -> tuple[list[Any], ...]:
@@ -156,8 +146,5 @@ def samples_by_rank(
     """Rank of the called component -> the (producer, index) of its samples, in sample order. Ranks that are
     not called are absent."""
     consumers = consumer_parts(mesh, execute, mode, len(table.ids))
-    parts = [
-        [(run.producer, index) for run in part for index in range(run.start, run.stop)]
-        for part in parts_for(execute, mode, options, mesh, table)
-    ]
+    parts = [_rows_in(part) for part in parts_for(execute, mode, options, mesh, table)]
     return {rank: parts[part] for rank, part in sorted(consumers.part_of.items())}

@@ -165,7 +165,11 @@ class DeviceMesh:
             "ep_fsdp_size": ep_fsdp_size,
             "vpp_size": vpp_size,
         }
-        order = _dim_order(order)
+        order = _as_tuple(order)
+        if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
+            raise MeshError(
+                f"the order of dims must name {', '.join(DIMS)}, each once, not {', '.join(map(str, order))}"
+            )
         settled = settle(stated, world_size, sequence_parallel)
         if settled.misfits:
             raise MeshError(settled.misfits[0].text)
@@ -421,7 +425,25 @@ class DeviceMesh:
         here = self._first if self.here is None else self.here
         indices = home._indices(here)
         start = home.layout.corner(indices, [home._number[dim] for dim in names if dim in home._number])
-        return _sub_mesh(replace(self, here=here), home, names, digits, start)
+        shape = tuple(map(size_of, digits))
+        keeps_data = all(
+            dim in names or dim not in self.mesh_dim_names or self.size(dim) == 1 for dim in DATA_DIMS
+        )
+        return replace(
+            self,
+            mesh_dim_names=names,
+            shape=shape,
+            ulysses_size=self.ulysses_size if keeps_data else 1,
+            ep_size=1,
+            etp_size=1,
+            vpp_size=self.vpp_size if "pp" in names else 1,
+            sequence_parallel=self.sequence_parallel and "tp" in names,
+            layout=Layout(digits, start, home.layout.table),
+            absent=tuple(dim for dim in home.absent if dim not in names),
+            has_views=home.has_views,
+            whole=self.whole and prod(shape) == self.world_size,
+            here=here,
+        )
 
     def flatten(self, *dims: str, name: str = "") -> DeviceMesh:
         """Returns the mesh with `dims`, by default all, joined into one dim.
@@ -443,7 +465,14 @@ class DeviceMesh:
         `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`.
         """
         home, (digits,) = self._dims((dim,))
-        return _divided(home, dim, _part_sizes(dim, size_of(digits), sizes))
+        parts = _part_sizes(dim, size_of(digits), sizes)
+        for name in parts:
+            if name in RESERVED or (name != dim and name in home.mesh_dim_names):
+                reason = RESERVED.get(name, "a dim of the mesh already")
+                raise MeshError(f"{name!r} is {reason} and cannot be the name of a part of {dim}")
+        order = [name for other in home.mesh_dim_names for name in (parts if other == dim else (other,))]
+        outer, *inner = parts
+        return _refactored(home, tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, outer)
 
     def view(self, name: str) -> DeviceMesh:
         """Returns the same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp,
@@ -458,7 +487,16 @@ class DeviceMesh:
 
     @cached_property
     def _views(self) -> dict[str, DeviceMesh]:
-        return {"data": _data_view(self), "expert": _expert_view(self)}
+        names = self.mesh_dim_names
+        first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
+        order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
+        stage = tuple(dim for dim in names if dim != "pp")
+        experts = (*(dim for dim in names if dim == "pp"), *EXPERT_DIMS)
+        sizes = {"etp": self.etp_size, "ep": self.ep_size}
+        return {
+            "data": _refactored(self, order, DATA_DIMS, {"ulysses": self.ulysses_size}, "data"),
+            "expert": _refactored(self, experts, stage, sizes, "ep_fsdp"),
+        }
 
     # torch
 
@@ -596,17 +634,6 @@ def _dim_names(dims: object) -> tuple[str, ...]:
     return names
 
 
-def _dim_order(dims: object) -> tuple[str, ...]:
-    """Returns `dims`, an order of the dims, as a tuple with the outermost first. Raises `MeshError` if it
-    does not contain each of `DIMS` once."""
-    order = _as_tuple(dims)
-    if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
-        raise MeshError(
-            f"the order of dims must name {', '.join(DIMS)}, each once, not {', '.join(map(str, order))}"
-        )
-    return order
-
-
 def _refuse_reserved(name: str) -> None:
     if name in RESERVED:
         raise MeshError(f"{name!r} is {RESERVED[name]} and cannot be the name of a dim")
@@ -698,47 +725,6 @@ def _extent(mesh: DeviceMesh) -> str:
 # Meshes made from a mesh: by other strides, or by a table of the ranks where strides cannot describe them
 
 
-def _data_view(mesh: DeviceMesh) -> DeviceMesh:
-    """Returns the mesh with `data` and `ulysses` in place of dp and fsdp, at the position of the outer
-    one."""
-    names = mesh.mesh_dim_names
-    first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
-    order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
-    return _refactored(mesh, order, DATA_DIMS, {"ulysses": mesh.ulysses_size}, "data")
-
-
-def _expert_view(mesh: DeviceMesh) -> DeviceMesh:
-    """Returns the mesh with `ep_fsdp`, `ep` and `etp` in place of all dims but pp."""
-    stage = tuple(dim for dim in mesh.mesh_dim_names if dim != "pp")
-    order = (*(dim for dim in mesh.mesh_dim_names if dim == "pp"), *EXPERT_DIMS)
-    return _refactored(mesh, order, stage, {"etp": mesh.etp_size, "ep": mesh.ep_size}, "ep_fsdp")
-
-
-def _sub_mesh(
-    mesh: DeviceMesh, home: DeviceMesh, names: tuple[str, ...], digits: tuple[Dim, ...], start: int
-) -> DeviceMesh:
-    """Returns the sub-mesh of the dims `names`, which have these digits in `home`, the mesh or a view of it.
-    `start` is its first position there."""
-    shape = tuple(map(size_of, digits))
-    keeps_data = all(
-        dim in names or dim not in mesh.mesh_dim_names or mesh.size(dim) == 1 for dim in DATA_DIMS
-    )
-    return replace(
-        mesh,
-        mesh_dim_names=names,
-        shape=shape,
-        ulysses_size=mesh.ulysses_size if keeps_data else 1,
-        ep_size=1,
-        etp_size=1,
-        vpp_size=mesh.vpp_size if "pp" in names else 1,
-        sequence_parallel=mesh.sequence_parallel and "tp" in names,
-        layout=Layout(digits, start, home.layout.table),
-        absent=tuple(dim for dim in home.absent if dim not in names),
-        has_views=home.has_views,
-        whole=mesh.whole and prod(shape) == mesh.world_size,
-    )
-
-
 def _joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
     """Returns the mesh with `dims` joined into the dim `name`, at the position of the outermost of them. The
     last of `dims` is the fastest. `digits` has the digits of each of `dims`."""
@@ -747,20 +733,6 @@ def _joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name
     order = _replaced(mesh.mesh_dim_names, dims, first, (name,))
     by_name[name] = join(digits)
     return _regrouped(mesh, order, [by_name[dim] for dim in order], dims)
-
-
-def _divided(mesh: DeviceMesh, dim: str, parts: Mapping[str, int]) -> DeviceMesh:
-    """Returns the mesh with `dim` divided into parts of these sizes, the last part the fastest.
-
-    Raises `MeshError` for a part whose name is that of another dim, or reserved.
-    """
-    for name in parts:
-        if name in RESERVED or (name != dim and name in mesh.mesh_dim_names):
-            reason = RESERVED.get(name, "a dim of the mesh already")
-            raise MeshError(f"{name!r} is {reason} and cannot be the name of a part of {dim}")
-    order = [name for other in mesh.mesh_dim_names for name in (parts if other == dim else (other,))]
-    outer, *inner = parts
-    return _refactored(mesh, tuple(order), (dim,), {name: parts[name] for name in reversed(inner)}, outer)
 
 
 def _replaced(

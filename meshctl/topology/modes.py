@@ -79,10 +79,6 @@ def _data_peer(mesh: DeviceMesh, rank: int, data_rank: int) -> int:
     return mesh.rank({**mesh.coordinate(rank), "dp": row, "fsdp": column})
 
 
-def _data_stride(mesh: DeviceMesh) -> int | None:
-    return mesh.stride("data")
-
-
 @dataclass(frozen=True)
 class DispatchMode:
     """The distribution of an input over the ranks of the called component.
@@ -107,7 +103,7 @@ class DispatchMode:
     counterpart: Callable[[DeviceMesh, int, int], int] = _data_peer
     """(mesh, rank, share) -> the rank that receives `share` and whose position among the ranks of that share
     is the position of `rank` among the ranks of its own share."""
-    ranks_per_share: Callable[[DeviceMesh], int | None] = _data_stride
+    ranks_per_share: Callable[[DeviceMesh], int | None] = lambda mesh: mesh.stride("data")
     """The number n of consecutive ranks that receive the same share: ranks 0 to n - 1 receive share 0, the
     next n ranks share 1, and after the last share the ranks continue with share 0. None if the ranks of
     the shares do not follow this pattern."""
@@ -134,22 +130,19 @@ class DispatchMode:
         """The shares that consecutive ranks receive, as ranges of share numbers in rising order."""
         step, shares = self.ranks_per_share(mesh), self.share_count(mesh)
         if step is None:
-            return _number_runs(sorted({self.share_of(mesh, rank) for rank in ranks}))
+            numbers = sorted({self.share_of(mesh, rank) for rank in ranks})
+            runs: list[range] = []
+            for number in numbers:
+                if runs and runs[-1].stop == number:
+                    runs[-1] = range(runs[-1].start, number + 1)
+                else:
+                    runs.append(range(number, number + 1))
+            return tuple(runs)
         first, last = ranks.start // step, (ranks.stop - 1) // step
         if last - first >= shares - 1:
             return (range(shares),)
         first, last = first % shares, last % shares
         return (range(first, last + 1),) if first <= last else (range(last + 1), range(first, shares))
-
-
-def _number_runs(numbers: Sequence[int]) -> tuple[range, ...]:
-    runs: list[range] = []
-    for number in numbers:
-        if runs and runs[-1].stop == number:
-            runs[-1] = range(runs[-1].start, number + 1)
-        else:
-            runs.append(range(number, number + 1))
-    return tuple(runs)
 
 
 DISPATCH: Mapping[str, DispatchMode] = {

@@ -51,19 +51,14 @@ def partition(table: SampleTable, parts: int, options: Dispatch) -> list[list[Ru
     elif options.balance and table.lengths:
         shares = _by_tokens(table, table.lengths, bounds, parts, options.equal_counts)
     else:
-        shares = _evenly(table, bounds, parts)
-    if not options.allow_empty:
-        _check_filled(shares, len(bounds) - 1, table.total)
+        spans = [even_split(len(bounds) - 1, parts, part) for part in range(parts)]
+        shares = [table.between([(bounds[span.start], bounds[span.stop])]) for span in spans]
+    empty, units = len(shares) - sum(map(bool, shares)), len(bounds) - 1
+    if empty and not options.allow_empty:
+        what = "groups" if units < table.total else "samples"
+        least = f"write dispatch: {{allow_empty: true}}, or produce at least {len(shares)}"
+        raise RouteError(f"{units} {what} for {len(shares)} shares: {empty} of them would be empty; {least}")
     return shares
-
-
-def _check_filled(shares: Sequence[Sequence[Run]], units: int, total: int) -> None:
-    empty = len(shares) - sum(map(bool, shares))
-    if not empty:
-        return
-    what = "groups" if units < total else "samples"
-    least = f"write dispatch: {{allow_empty: true}}, or produce at least {len(shares)}"
-    raise RouteError(f"{units} {what} for {len(shares)} shares: {empty} of them would be empty; {least}")
 
 
 def minibatches(bounds: Sequence[int], order: Sequence[int], size: int) -> list[list[int]]:
@@ -96,11 +91,6 @@ def group_bounds(table: SampleTable, depth: int) -> Sequence[int]:
     return [*bounds, table.total]
 
 
-def _evenly(table: SampleTable, bounds: Sequence[int], parts: int) -> list[list[Run]]:
-    spans = [even_split(len(bounds) - 1, parts, part) for part in range(parts)]
-    return [table.between([(bounds[span.start], bounds[span.stop])]) for span in spans]
-
-
 def _by_home(table: SampleTable, homes: Sequence[Sequence[int]], parts: int) -> list[list[Run]]:
     positions: list[list[int]] = [[] for _ in range(parts)]
     in_order = (home for run in table.in_order for home in homes[run.producer][run.start : run.stop])
@@ -129,19 +119,14 @@ def _by_tokens(
     weights = numpy.concatenate(
         [numpy.asarray(lengths[run.producer], numpy.int64)[run.start : run.stop] for run in runs]
     )
-    first_of_unit = _as_array(bounds[:-1])
+    begins: Any = bounds[:-1]
+    if isinstance(begins, range):
+        begins = numpy.arange(begins.start, begins.stop, begins.step)
+    first_of_unit = numpy.asarray(begins, numpy.int64)
     if len(first_of_unit) < len(weights):
         weights = numpy.add.reduceat(weights, first_of_unit)
     part_of_unit = (equal_counts if with_equal_counts else equal_loads)(weights, parts)
     return _runs_of_parts(part_of_unit, first_of_unit, runs, parts)
-
-
-def _as_array(numbers: Sequence[int]) -> Any:
-    import numpy
-
-    if isinstance(numbers, range):
-        return numpy.arange(numbers.start, numbers.stop, numbers.step)
-    return numpy.asarray(numbers, numpy.int64)
 
 
 def _runs_of_parts(part_of_unit: Any, first_of_unit: Any, runs: Sequence[Run], parts: int) -> list[list[Run]]:

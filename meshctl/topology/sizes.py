@@ -131,19 +131,24 @@ def settle(
     world = whole(world_size)
     if misfits := tuple(_wrong_autos(given, world)):
         return Settled(misfits=misfits)
-    sizes = _numbers(given)
+    numbers = {size.removesuffix("_size"): whole(value) for size, value in given.items()}
+    sizes = {dim: number for dim, number in numbers.items() if number is not None}
     dims = {dim: sizes[dim] for dim in DIMS if dim in sizes}
     inferred = _auto_of(DIMS, given) or (None if "dp" in dims else "dp")
 
     def held(dims: Dims) -> Dims:
         dims = {dim: dims.get(dim, 1) for dim in DIMS}
         carved = {"ulysses": sizes.get("ulysses", 1), "vpp": sizes.get("vpp", 1)}
-        return {**dims, **carved, **_expert_dims(given, sizes, dims)}
+        stated = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
+        if inferred := _inferred_expert_dim(given, stated):
+            stated[inferred] = max(1, _stage(dims) // prod(stated.values()))
+        return {**dims, **carved, **{dim: stated.get(dim, 1) for dim in EXPERT_DIMS}}
 
     def carved_misfits(dims: Dims) -> tuple[Misfit, ...]:
         return _Checked(given, sizes, held(dims), inferred, world, needs).all(bool(sequence_parallel))
 
-    if world is not None and not _makes_up(dims, inferred, world):
+    total = prod(dims.values())
+    if world is not None and (world % total if inferred else world != total):
         layouts = nearest(sizes, inferred, world, needs)
         product = _product_misfit(dims, inferred, world, layouts)
         # A rule that is broken both by the stated dims and in the nearest layout is a mistake of its own.
@@ -151,7 +156,7 @@ def settle(
         others = carved_misfits(layouts[0]) if layouts else ()
         return Settled(misfits=(product, *(one for one in others if one.rule in broken)))
     if world is not None and inferred:
-        dims[inferred] = world // prod(dims.values())
+        dims[inferred] = world // total
     misfits = carved_misfits(dims)
     return Settled(misfits=misfits) if misfits else Settled(held(dims))
 
@@ -204,7 +209,10 @@ def _near(
         for remainder, some in paths.items():
             for size in allowed:
                 if remainder % size == 0:
-                    longer.setdefault(remainder // size, []).extend(_longer(some, size, sizes[dim]))
+                    longer.setdefault(remainder // size, []).extend(
+                        (changed + (size != sizes[dim]), far + abs(size - sizes[dim]), (size, *chosen))
+                        for changed, far, chosen in some
+                    )
         paths = {remainder: sorted(some)[:max_paths] for remainder, some in longer.items()}
     found: list[tuple[Path, int]] = []
     for remainder, some in paths.items():
@@ -217,12 +225,6 @@ def _near(
             layout[inferred] = remainder
         layouts.append({dim: layout[dim] for dim in family if dim in layout})
     return layouts
-
-
-def _longer(paths: Sequence[Path], size: int, stated: int) -> Iterator[Path]:
-    """Yields partial layouts, each extended by a dim of this size. `stated` is the stated size of the dim."""
-    for changed, difference, chosen in paths:
-        yield changed + (size != stated), difference + abs(size - stated), (size, *chosen)
 
 
 def _carved_fit(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
@@ -242,12 +244,6 @@ def _data(dims: Mapping[str, int]) -> int:
 def _stage(dims: Mapping[str, int]) -> int:
     """Returns the number of ranks of a pipeline stage."""
     return prod(dims.get(dim, 1) for dim in DIMS if dim != "pp")
-
-
-def _numbers(given: Mapping[str, object]) -> Dims:
-    """Returns dim -> size for the sizes that are numbers."""
-    numbers = {size.removesuffix("_size"): whole(value) for size, value in given.items()}
-    return {dim: number for dim, number in numbers.items() if number is not None}
 
 
 def _auto_of(family: Sequence[str], given: Mapping[str, object]) -> str | None:
@@ -294,11 +290,6 @@ def _wrong_autos(given: Mapping[str, object], world: int | None) -> Iterator[Mis
             yield Misfit("auto", autos[0], f"`{autos[0]}` is auto, but the number of ranks is not known")
 
 
-def _makes_up(dims: Mapping[str, int], inferred: str | None, world: int) -> bool:
-    product = prod(dims.values())
-    return world % product == 0 if inferred else product == world
-
-
 def _product_misfit(dims: Dims, inferred: str | None, world: int, layouts: Sequence[Dims]) -> Misfit:
     """Returns the misfit for sizes whose product is not the number of ranks. Its `size` is the last one that
     the nearest fitting layout changes."""
@@ -314,15 +305,6 @@ def _product_misfit(dims: Dims, inferred: str | None, world: int, layouts: Seque
         message = f"{stated} = {total} does not divide the {world} ranks"
     fits = tuple(Proposal(layout, is_layout=True) for layout in layouts[:MAX_PROPOSALS])
     return Misfit("product", f"{wrong}_size", message, calculation, fits)
-
-
-def _expert_dims(given: Mapping[str, object], sizes: Dims, dims: Dims) -> Dims:
-    """Returns the sizes of the expert dims. The dim with the size "auto", or else a left-out `ep_fsdp`, has
-    the size that makes up all ranks of a pipeline stage."""
-    stated = {dim: sizes[dim] for dim in EXPERT_DIMS if dim in sizes}
-    if inferred := _inferred_expert_dim(given, stated):
-        stated[inferred] = max(1, _stage(dims) // prod(stated.values()))
-    return {dim: stated.get(dim, 1) for dim in EXPERT_DIMS}
 
 
 def _inferred_expert_dim(given: Mapping[str, object], stated: Dims) -> str | None:

@@ -136,7 +136,7 @@ class Layout:
 
     def indices(self, rank: int) -> list[int] | None:
         """Returns the indices of a rank, one for each dim; None for a rank that the layout does not have."""
-        left = self._position(rank) - self.start
+        left = (self._where.get(rank, -1) if self.table else rank) - self.start
         found = [0] * len(self.dims)
         for stride, size, number, counts in self._digits:
             index = left // stride
@@ -145,9 +145,6 @@ class Layout:
             left -= index * stride
             found[number] += index * counts
         return None if left else found
-
-    def _position(self, rank: int) -> int:
-        return self._where.get(rank, -1) if self.table else rank
 
     def ranks(self, dims: Iterable[Dim], corner: int) -> tuple[int, ...]:
         """Returns the ranks along some dims from the position `corner`, the last dim the fastest."""

@@ -97,7 +97,10 @@ def _of_tokens(parameters: Sequence[Parameter], training: Training, layout: Layo
     own = (layout.compute_bytes or DTYPE_BYTES[training.dtype]) / (layout.cp * layout.ulysses)
     if split.tp > 1:
         yield from _of_tp(parameters, training, layout, hidden * own)
-    query, key = _widths(parameters)
+    query = sum(one.shape[1] * one.layers for one in parameters if one.module == "o_proj" and one.is_linear)
+    fused = sum(one.shape[0] * one.layers for one in parameters if one.module == "qkv_proj" and one.is_linear)
+    key = sum(one.shape[0] * one.layers for one in parameters if one.module == "k_proj" and one.is_linear)
+    key = key or max(0, fused - query) // 2
     kv = 2 * key / split.tp * own
     sent = layout.vpp + (layout.vpp - 1) * (ways - 1) if layout.pp > 1 else 0
     yield Move("pp", SEND, sent * hidden * own, True)
@@ -134,14 +137,6 @@ def _of_tp(
     yield Move("tp", REDUCE, 2 * reduces * hidden * part, True)
     yield Move("tp", GATHER, (gathers * hidden + logits) * part, True)
     yield Move("tp", SCATTER, scatters * hidden * part, True)
-
-
-def _widths(parameters: Sequence[Parameter]) -> tuple[int, int]:
-    """Returns the elements of the queries, and of the keys, of a token in all layers."""
-    query = sum(one.shape[1] * one.layers for one in parameters if one.module == "o_proj" and one.is_linear)
-    fused = sum(one.shape[0] * one.layers for one in parameters if one.module == "qkv_proj" and one.is_linear)
-    key = sum(one.shape[0] * one.layers for one in parameters if one.module == "k_proj" and one.is_linear)
-    return query, key or max(0, fused - query) // 2
 
 
 def _layers_of_experts(parameters: Sequence[Parameter]) -> int:

@@ -88,10 +88,7 @@ class OpenedRun:
     def refresh(self) -> None:
         """Reads the state again, and the other files at their next use. Raises `ValueError` if the run
         directory was deleted."""
-        try:
-            self._seen = SeenRun.of(run_at(self.path), self.plan)
-        except NoRun as error:
-            raise ValueError(str(error)) from None
+        self._seen = OpenedRun(self.path)._seen
         self.__dict__.pop("metrics", None)
 
     @property

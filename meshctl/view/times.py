@@ -15,7 +15,6 @@ is shortest bounds the run.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from functools import cached_property
@@ -23,7 +22,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.plan.model import Plan, Stage
+from meshctl.plan.model import Plan
 from meshctl.topology.modes import Route
 from meshctl.view.formatting import milliseconds, precise
 
@@ -90,8 +89,7 @@ class WorkerTimes:
         return (self.stages.get(stage, 0.0) - self.in_collectives.get(stage, 0.0)) / self.steps
 
 
-Ranks = Mapping[int, WorkerTimes]
-Workers = Mapping[str, Ranks]
+Workers = Mapping[str, Mapping[int, WorkerTimes]]
 """Group -> rank -> its sums."""
 
 
@@ -140,15 +138,6 @@ class GroupUse:
     def share(self, seconds: float) -> float:
         """Returns seconds as a part of a step, 0 to 1."""
         return min(1.0, seconds / self.seconds) if self.seconds else 0.0
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if it waits more than it works."""
-        return self.waiting > self.busy + self.moving
-
-    @property
-    def longest_stage(self) -> str:
-        return max(self.stages, key=lambda stage: self.stages[stage], default="")
 
 
 @dataclass(frozen=True)
@@ -200,13 +189,12 @@ class TimeUse:
         """The bound of the run; None if nothing takes time."""
         if (first := shortest_without(self.parts, self.seconds)) is None:
             return None
-        part, seconds = first
-        others = [one for one in self.parts if one is not part]
-        after = shortest_without(others, seconds)
-        return self._bound(part, seconds, None if after is None else self._bound(*after))
 
-    def _bound(self, part: Part, seconds: float, after: Bound | None = None) -> Bound:
-        return Bound(part.kind, part.name, part.group, seconds, 1 - seconds / self.seconds, after)
+        def bound(part: Part, seconds: float, after: Bound | None = None) -> Bound:
+            return Bound(part.kind, part.name, part.group, seconds, 1 - seconds / self.seconds, after)
+
+        after = shortest_without([one for one in self.parts if one is not first[0]], first[1])
+        return bound(*first, None if after is None else bound(*after))
 
     @property
     def staleness(self) -> dict[str, float]:
@@ -223,12 +211,16 @@ class TimeUse:
         mostly waits itself, the search continues with the group for which it waits. Both texts are empty if
         the group waits for no other."""
         found, seen = self._next(group), {group}
-        while found and found not in seen and self.groups[found].is_waiting and self._next(found):
+        while found and found not in seen:
             seen.add(found)
-            if self._next(found) in seen:  # a circle
+            use, then = self.groups[found], self._next(found)
+            if then in seen or not then or use.waiting <= use.busy + use.moving:
                 break
-            found = self._next(found)
-        return (found, self.groups[found].longest_stage) if found else ("", "")
+            found = then
+        if not found:
+            return "", ""
+        stages = self.groups[found].stages
+        return found, max(stages, key=lambda stage: stages[stage], default="")
 
     def _next(self, group: str) -> str:
         """Returns the group for which a group waits most; empty for none."""
@@ -243,15 +235,17 @@ class TimeUse:
         return {
             "steps": self.steps,
             "seconds": self.seconds,
-            "groups": {name: self._group_data(name) for name in self.groups},
+            "groups": {
+                name: {
+                    **asdict(use),
+                    "idle": use.idle,
+                    "waits_for": dict(zip(("group", "stage"), self.waits_for(name), strict=True)),
+                }
+                for name, use in self.groups.items()
+            },
             "staleness": self.staleness,
             "bound": None if self.bound is None else asdict(self.bound),
         }
-
-    def _group_data(self, name: str) -> dict[str, Any]:
-        group, stage = self.waits_for(name)
-        use = self.groups[name]
-        return {**asdict(use), "idle": use.idle, "waits_for": {"group": group, "stage": stage}}
 
 
 def shortest_without(parts: Sequence[Part], seconds: float) -> tuple[Part, float] | None:
@@ -303,25 +297,34 @@ def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING)
 class _Group:
     """The workers of one group, and the stages and routes that they know."""
 
-    def __init__(self, plan: Plan, name: str, ranks: Ranks) -> None:
+    def __init__(self, plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> None:
         self.name, self.all = name, list(ranks.values())
         self._plan, self._ranks = plan, ranks
         self._ends = {route.name: plan.ends_of(route) for route in plan.routes}
         self._routes = [route for route in plan.routes if name in self._ends[route.name]]
-        own = [stage for stage in plan.stages if name in self._groups_of(stage)]
-        self._calls = [stage for stage in own if stage.kind == "call"]
-        self._syncs = [stage for stage in own if stage.kind == "sync"]
-
-    def _groups_of(self, stage: Stage) -> tuple[str, ...]:
-        """The groups that run a stage: both sides of a sync."""
-        own = self._plan.group_of(stage)
-        return (own, self._plan.component(stage.to).group) if stage.kind == "sync" else (own,)
+        calls = [stage for stage in plan.stages if stage.kind == "call"]
+        self._calls = [stage for stage in calls if plan.group_of(stage) == name]
+        syncs = [stage for stage in plan.stages if stage.kind == "sync"]  # both sides run a sync
+        self._syncs = [
+            stage for stage in syncs if name in (plan.group_of(stage), plan.component(stage.to).group)
+        ]
 
     def use(self) -> GroupUse:
         calls = {stage.name: self._mean("stages", stage.name) for stage in self._calls}
         syncs = {stage.name: self._moved(stage.name) for stage in self._syncs}
         seconds = fmean(times.seconds / times.steps for times in self.all)
-        waits = self._waits()
+        found: list[Wait] = []
+        for route in self._routes:
+            source, target = self._ends[route.name]
+            found.append(Wait("input", source, route.source, self._mean("awaited", route.name)))
+            found.append(Wait("slot", target, route.target, self._mean("full", route.name)))
+            found.append(Wait("ranks", self.name, route.source, self._mean("peers", route.name)))
+        own = {stage.name for stage in (*self._calls, *self._syncs)}
+        for stage in self._plan.stages:  # a source that may end the run, of which this group has no value
+            if stage.name not in own:
+                asked = self._mean("waits", stage.name)
+                found.append(Wait("input", self._plan.group_of(stage), stage.name, asked))
+        waits = tuple(sorted((wait for wait in found if wait.seconds > 0), key=lambda wait: -wait.seconds))
         busy, waiting = sum(calls.values()), sum(wait.seconds for wait in waits)
         moving = sum(syncs.values())
         moving += sum(self._received(stage.name) + self._sent(stage.name) for stage in self._calls)
@@ -329,7 +332,14 @@ class _Group:
         means = {name: spent / self._mean("calls", name) for name, spent in stages.items()}
         means |= {stage.name: syncs[stage.name] * stage.every for stage in self._syncs}
         rest = max(0.0, seconds - busy - moving - waiting)
-        return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, self._slow_ranks())
+        slow_ranks: dict[str, int] = {}
+        for name in [stage.name for stage in self._calls]:
+            alone = {rank: times.alone(name) for rank, times in self._ranks.items()}
+            slow, usual = max(alone, key=lambda rank: alone[rank]), median(alone.values())
+            least = SLOW_PART * self._ranks[slow].seconds / self._ranks[slow].steps
+            if alone[slow] > SLOW_RANK * usual and alone[slow] - usual > least:
+                slow_ranks[name] = slow
+        return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, slow_ranks)
 
     def stages(self) -> Iterator[Part]:
         """Yields the called stages, with the seconds on the slowest rank, until its peers have called them as
@@ -377,30 +387,6 @@ class _Group:
 
     def _out_of(self, stage: str) -> list[Route]:
         return [route for route in self._routes if route.source == stage]
-
-    def _waits(self) -> tuple[Wait, ...]:
-        found: list[Wait] = []
-        for route in self._routes:
-            source, target = self._ends[route.name]
-            found.append(Wait("input", source, route.source, self._mean("awaited", route.name)))
-            found.append(Wait("slot", target, route.target, self._mean("full", route.name)))
-            found.append(Wait("ranks", self.name, route.source, self._mean("peers", route.name)))
-        own = {stage.name for stage in (*self._calls, *self._syncs)}
-        for stage in self._plan.stages:  # a source that may end the run, of which this group has no value
-            if stage.name not in own:
-                asked = self._mean("waits", stage.name)
-                found.append(Wait("input", self._plan.group_of(stage), stage.name, asked))
-        return tuple(sorted((wait for wait in found if wait.seconds > 0), key=lambda wait: -wait.seconds))
-
-    def _slow_ranks(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for stage in [stage.name for stage in self._calls] if len(self._ranks) > 1 else ():
-            own = {rank: times.alone(stage) for rank, times in self._ranks.items()}
-            slow, usual = max(own, key=lambda rank: own[rank]), median(own.values())
-            least = SLOW_PART * self._ranks[slow].seconds / self._ranks[slow].steps
-            if own[slow] > SLOW_RANK * usual and own[slow] - usual > least:
-                found[stage] = slow
-        return found
 
 
 def _share(route: Route, routes: Sequence[Route], sizes: Mapping[str, float]) -> float:
@@ -487,22 +473,12 @@ def _rows_of(use: TimeUse, name: str, group: GroupUse) -> Iterator[tuple[str, ..
         yield "other", milliseconds(group.rest), percent(group.share(group.rest)), ""
 
 
-def sentences(use: TimeUse) -> list[str]:
-    """Returns the conclusions as lines of at most `COLUMNS` characters."""
-    return [
-        line for text in conclusions(use) for line in textwrap.wrap(text, COLUMNS - 2, break_on_hyphens=False)
-    ]
-
-
 def conclusions(use: TimeUse) -> Iterator[str]:
     """Yields a sentence about the bound of the run, and one about the staleness of weights."""
     if use.bound:
         yield bound_sentence(use, use.bound)
-    if use.staleness:
-        ages = ", ".join(
-            f"`{sync}` {age:g} {'step' if age == 1 else 'steps'}" for sync, age in use.staleness.items()
-        )
-        yield f"mean staleness of weights: {ages}"
+    if ages := [f"`{sync}` {age:g} step{'s' * (age != 1)}" for sync, age in use.staleness.items()]:
+        yield f"mean staleness of weights: {', '.join(ages)}"
 
 
 def bound_sentence(use: TimeUse, bound: Bound) -> str:
@@ -518,14 +494,12 @@ def bound_sentence(use: TimeUse, bound: Bound) -> str:
 
 
 def _named(bound: Bound) -> str:
-    match bound.kind:
-        case "stage":
-            return f"`{bound.name}` of {bound.group}"
-        case "sync":
-            return f"moving the weights of `{bound.name}`"
-        case "route":
-            return f"moving `{bound.name}`"
-    return f"what {bound.group} does outside of its stages"
+    return {
+        "stage": f"`{bound.name}` of {bound.group}",
+        "sync": f"moving the weights of `{bound.name}`",
+        "route": f"moving `{bound.name}`",
+        "rest": f"what {bound.group} does outside of its stages",
+    }[bound.kind]
 
 
 def percent(share: float) -> str:

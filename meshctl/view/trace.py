@@ -31,7 +31,7 @@ from meshctl.run.clock import Offset, best_at
 from meshctl.run.directory import RunDir, replaced
 from meshctl.run.events import Event as RunEvent
 from meshctl.run.events import Observer, restart_line
-from meshctl.run.trace_file import Span, WorkerTrace
+from meshctl.run.trace_file import WorkerTrace
 
 INSTANTS = ("fault", "stall", "checkpoint", "restarted", "stopping", "retried")
 """The events that are instants of the trace."""
@@ -106,26 +106,22 @@ class TraceWriter(Observer):
     def _try_to_write(self) -> None:
         try:
             if self._files():
-                self._write()
+                path, separator = self._run.trace, ""
+                merging = Merging(self._plan, self._run, {**self._offsets})
+                try:
+                    with replaced(path) as part, open(part, "x", encoding="utf-8", opener=_private) as file:
+                        file.write('{"displayTimeUnit":"ms","traceEvents":[')
+                        for event in merging.events(list(self._instants)):
+                            file.write(f"{separator}\n{_EVENT.encode(event)}")
+                            separator = ","
+                        file.write("\n]}\n")
+                    for profile, name, time in merging.profiles():
+                        move_times(profile, name, time)
+                except OSError as error:
+                    raise OSError(error.errno, error.strerror, str(path)) from None
             self._written = self._files()
         except OSError as error:
             self._error = error
-
-    def _write(self) -> None:
-        """Writes the trace event by event and renames it, so that a reader never sees a part."""
-        path, separator = self._run.trace, ""
-        merging = Merging(self._plan, self._run, {**self._offsets})
-        try:
-            with replaced(path) as part, open(part, "x", encoding="utf-8", opener=_private) as file:
-                file.write('{"displayTimeUnit":"ms","traceEvents":[')
-                for event in merging.events(list(self._instants)):
-                    file.write(f"{separator}\n{_EVENT.encode(event)}")
-                    separator = ","
-                file.write("\n]}\n")
-            for profile, name, time in merging.profiles():
-                move_times(profile, name, time)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _private(path: str, flags: int) -> int:
@@ -186,9 +182,18 @@ class Merging:
     def events(self, instants: Iterable[Instant] = ()) -> Iterator[Event]:
         """Yields all events of the trace."""
         for step in self._steps:
-            for event in self._events_of(step):
-                yield from self._new_names()
-                yield event
+            attempts = {rank: trace.attempts.get(step, -1) for rank, trace in self._traces.items()}
+            attempt = max(attempts.values(), default=-1)
+            for job_rank, number in attempts.items():
+                spans = self._traces[job_rank].read(step).spans if number == attempt >= 0 else ()
+                for thread, category, name, first, last, facts in spans:
+                    begin, end = self._time(job_rank, first), self._time(job_rank, last)
+                    if not thread:
+                        self._ends[job_rank] = max(end, self._ends.get(job_rank, end))
+                    where = self._places.of(job_rank, thread)._asdict()
+                    event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin}
+                    yield from self._new_names()
+                    yield {**event, **where, **({"args": facts} if facts else {})}
         end = max(self._ends.values(), default=0.0)
         for one in instants:
             if found := self._instant(one, end):
@@ -201,22 +206,6 @@ class Merging:
 
     def _time(self, job_rank: int, seconds: float) -> float:
         return microseconds(seconds + self._shifts[job_rank] - self._zero)
-
-    def _events_of(self, step: int) -> Iterator[Event]:
-        attempts = {rank: trace.attempts.get(step, -1) for rank, trace in self._traces.items()}
-        attempt = max(attempts.values(), default=-1)
-        for job_rank, number in attempts.items():
-            for span in self._traces[job_rank].read(step).spans if number == attempt >= 0 else ():
-                yield self._slice(job_rank, span)
-
-    def _slice(self, job_rank: int, span: Span) -> Event:
-        thread, category, name, first, last, facts = span
-        begin, end = self._time(job_rank, first), self._time(job_rank, last)
-        if not thread:
-            self._ends[job_rank] = max(end, self._ends.get(job_rank, end))
-        where = self._places.of(job_rank, thread)._asdict()
-        event = {"ph": "X", "cat": category, "name": name, "ts": begin, "dur": end - begin, **where}
-        return {**event, **({"args": facts} if facts else {})}
 
     def _instant(self, one: Instant, end: float) -> Event | None:
         """Returns an instant, of a thread or of the whole run, if it was in the steps that were recorded. A
@@ -259,21 +248,18 @@ class Places:
     def of(self, job_rank: int, thread: str = "") -> Place:
         found = self._places.get((job_rank, thread))
         if found is None:
-            found = self._places[job_rank, thread] = self._made(job_rank, thread)
+            group, rank = self._plan.group_and_rank(job_rank)
+            node, number = self._plan.worker(group, rank).node, len(self._places) + 1
+            pid = self._pids.get((group, node))
+            if pid is None:
+                pid = self._pids[group, node] = FIRST_ID + len(self._pids) + 1
+                where = f" on node {node}" if self._plan.cluster.nodes > 1 else ""
+                self.new += _named("process", pid, pid, f"{group}{where}", pid - FIRST_ID)
+            tid = 2 * FIRST_ID + number
+            name = f"{group}:{rank}{f' {thread}' if thread else ''}"
+            self.new += _named("thread", pid, tid, name, 2 * rank + bool(thread))
+            found = self._places[job_rank, thread] = Place(pid, tid)
         return found
-
-    def _made(self, job_rank: int, thread: str) -> Place:
-        group, rank = self._plan.group_and_rank(job_rank)
-        node, number = self._plan.worker(group, rank).node, len(self._places) + 1
-        pid = self._pids.get((group, node))
-        if pid is None:
-            pid = self._pids[group, node] = FIRST_ID + len(self._pids) + 1
-            where = f" on node {node}" if self._plan.cluster.nodes > 1 else ""
-            self.new += _named("process", pid, pid, f"{group}{where}", pid - FIRST_ID)
-        tid = 2 * FIRST_ID + number
-        name = f"{group}:{rank}{f' {thread}' if thread else ''}"
-        self.new += _named("thread", pid, tid, name, 2 * rank + bool(thread))
-        return Place(pid, tid)
 
 
 def _named(kind: str, pid: int, tid: int, name: str, index: int) -> Iterator[Event]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.resizing import resizing_of
+from meshctl.cli.resizing import Resizing
 from meshctl.plan.resizing import CannotResize, Lost
 from meshctl.run.directory import RunDir, Start
 from tests.cli.commands import meshctl
@@ -138,4 +138,4 @@ def test_a_recipe_that_can_no_longer_be_read_ends_a_run_that_loses_workers(
     if text is not None:
         run.recipe.write_text(text)
     with pytest.raises(CannotResize, match=why):
-        resizing_of(run)(Lost(nodes=frozenset({1})))
+        Resizing(str(run.path), run=run)(Lost(nodes=frozenset({1})))

@@ -26,6 +26,7 @@ from meshctl.recipe.compose.yaml_reader import read as load_text
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.text.redaction import HIDDEN
 from meshctl.view.reports import FORMATS
+from tests.cli.commands import code_of
 from tests.paths import CONF
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
@@ -86,7 +87,7 @@ def output(
     format: str = "text",
 ) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = config(recipe, list(overrides), origins, format)
+    code = code_of(config, recipe, list(overrides), origins, format)
     return code, *capsys.readouterr()
 
 

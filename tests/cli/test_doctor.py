@@ -25,7 +25,7 @@ from meshctl.engines.node.visible_devices import hardware_names, numbers_on_node
 from meshctl.plan.model import Plan
 from meshctl.plan.views.distances import distances
 from meshctl.run.directory import Start
-from tests.cli.commands import MAIN
+from tests.cli.commands import MAIN, code_of
 from tests.runtime.devices.standin import gpus
 
 WELL = (Check("versions", "torch", "ok", "2.13.0"),)
@@ -101,7 +101,7 @@ def test_a_recipe_with_errors(checked: list[Any], capsys: pytest.CaptureFixture[
     assert code == 1 and "has 3 errors: `seed` must be" in found["checks"][-1]["found"]
     assert found["checks"][-1]["remedy"].startswith("meshctl validate fine.yaml seed=x")
     assert "sk-1234567890" not in json.dumps(found)
-    assert doctor("", [], "xml") == 2
+    assert code_of(doctor, "", [], "xml") == 2
     assert capsys.readouterr() == ("", "error: format `xml` does not exist; available: `text` and `json`\n")
 
 

@@ -26,6 +26,7 @@ from meshctl.run.launches import record_launch
 from meshctl.view.live.listing import row_of
 from meshctl.view.live.seen_run import plan_of_run
 from meshctl.view.live.state_file import as_text, data_of, folded_state
+from tests.cli.commands import code_of
 from tests.contract.launches import old_runs
 from tests.contract.pinned import DATA
 
@@ -119,7 +120,7 @@ COMMANDS: dict[str, Callable[[], int]] = {
 
 def _all_commands(capfd: pytest.CaptureFixture[str]) -> None:
     for name, command in COMMANDS.items():
-        code = command()
+        code = code_of(command)
         out, err = capfd.readouterr()
         problem = f"{name}: {code} {out[:400]} {err[:400]}"
         assert code in (0, 1, 2, 3, 5) and OUTSIDE not in out + err, problem

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.launch import Options
 from meshctl.cli.multirun import multirun
 from meshctl.engines.engine import ENGINES, CannotStart
@@ -117,38 +116,3 @@ def test_all_jobs_run_on_the_engine_that_is_asked_for(
     monkeypatch.setitem(ENGINES, "refusing", f"{__name__}:Refusing")
     assert multirun("recipe.yaml", ["seed=1,2"], Options(engine="refusing")) == 4
     assert "error: the engine refuses" in capsys.readouterr().err
-
-
-# The process of a job: its exit code is returned, and signals reach it
-
-
-def wait_for_signal(ready: Path) -> int:
-    """Waits for SIGINT or SIGTERM in the process, and returns its number."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    ready.touch()
-    os.kill(os.getppid(), signal.SIGTERM)
-    return int(signal.sigwait(numbers))
-
-
-@pytest.mark.parametrize(("work", "code"), [(lambda: 3, 3), (lambda: os.kill(os.getpid(), 9) or 0, -9)])
-def test_the_exit_code_or_the_signal_is_returned(work: object, code: int) -> None:
-    process = LaunchProcess()
-    with process.passing_signals():
-        assert process.run(work) == code  # type: ignore[arg-type]
-    assert process.stopped_code == 0
-
-
-def test_a_signal_is_passed_on_and_decides_the_exit_code(tmp_path: Path) -> None:
-    """In a fork, which has one thread as the command has: of several, another one may take the signal."""
-
-    def codes() -> int:
-        process, before = LaunchProcess(), signal.getsignal(signal.SIGTERM)
-        with process.passing_signals():
-            assert process.run(lambda: wait_for_signal(tmp_path / "ready")) == signal.SIGTERM
-            assert process.run(lambda: 0) == 0
-        assert process.stopped_code == 143 and (tmp_path / "ready").exists()
-        assert signal.getsignal(signal.SIGTERM) is before
-        return 7
-
-    assert LaunchProcess().run(codes) == 7

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.launch import Options, deserialize, prepare, serialize
+from meshctl.cli.launch import Options, deserialize, needs_of, prepare, requirements_of, serialize
 from meshctl.cli.load import plan_of
-from meshctl.cli.requirements import needs_of, requirements_of
 from meshctl.engines.checks import devices, machine
 from meshctl.engines.checks.device_files import torch_build
 from meshctl.engines.checks.requirements import MIB, Requirements

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.logs import Misused, since_of
+from meshctl.cli.logs import since_of
+from meshctl.cli.output import Refusal
 from meshctl.cli.status import watch
 from meshctl.run.directory import RunDir
 from meshctl.run.logs import LogFile
@@ -158,7 +159,7 @@ def test_a_reader_that_has_seen_enough(place: Path) -> None:
 )
 def test_times(text: str, time: str) -> None:
     assert since_of(text, 3600.0) == time
-    with pytest.raises(Misused, match="give 90s"):
+    with pytest.raises(Refusal, match="give 90s"):
         since_of("yesterday", 0.0)
 
 

@@ -20,7 +20,7 @@ from meshctl.plan.views.topology import topology
 from meshctl.run.directory import RunDir, Start
 from meshctl.view.pictures import FORMATS
 from meshctl.view.pictures.json import data
-from tests.cli.commands import meshctl
+from tests.cli.commands import code_of, meshctl
 from tests.paths import PLAN_GOLDEN, RECIPE_GOLDEN
 
 
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shows(capsys: pytest.CaptureFixture[str], *overrides: str, **options: Any) -> tuple[int, str, str]:
-    code = show("two_nodes.yaml", list(overrides), Options(**options))
+    code = code_of(show, "two_nodes.yaml", list(overrides), Options(**options))
     return code, *capsys.readouterr()
 
 
@@ -272,7 +272,7 @@ def shows_lost(
 ) -> tuple[int, str, str]:
     (here / "lost.yaml").write_text(LOST)
     (here / "parts.py").write_text(LOST_PARTS)
-    code = show("lost.yaml", [], Options(lost=lost, **options))
+    code = code_of(show, "lost.yaml", [], Options(lost=lost, **options))
     return code, *capsys.readouterr()
 
 

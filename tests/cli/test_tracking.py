@@ -55,12 +55,12 @@ class Lines:
             file.write(json.dumps(what) + "\\n")
 """
 KEY = {"WANDB_API_KEY": "0123456789abcdef-key"}
-HIDDEN = "import meshctl.cli.tracking as t; t.HIDDEN = {'own:Lines': ('WANDB_API_KEY',)}"
+HIDDEN = "import meshctl.cli.launch as t; t.HIDDEN = {'own:Lines': ('WANDB_API_KEY',)}"
 """Makes the tracker one whose secret is kept from the workers."""
 WITHOUT = """
-from meshctl.cli import tracking
+from meshctl.cli import launch
 from meshctl.recipe.rules import run
-tracking.installed_version = run.installed_version = lambda library: ""
+launch.installed_version = run.installed_version = lambda library: ""
 """
 
 

@@ -100,18 +100,3 @@ def test_reading_commands_show_the_mode_and_import_nothing(folder: Path) -> None
     data = json.loads(meshctl(folder, "show-topology", "recipe.yaml", "--format", "json").stdout)
     assert data["routes"][0]["dispatch"]["mode"] == "modes:INTERLEAVED"
     assert "by INTERLEAVED" in meshctl(folder, "show-topology", "recipe.yaml", "--rank", "two:1").stdout
-
-
-WRONG = {
-    'dispatch="modes:NOT_A_MODE"': ("a function", "help: write NAME = DispatchMode("),
-    'dispatch="modes:MISSING"': ("module `modes` has no `MISSING`",),
-}
-
-
-@pytest.mark.parametrize("words", WRONG)
-def test_another_value_is_an_error_that_shows_what_to_write(folder: Path, words: str) -> None:
-    text = PARTS.replace('dispatch=INTERLEAVED, collect="modes:LARGEST"', words)
-    (folder / "parts.py").write_text(text)
-    done = meshctl(folder, "validate", "recipe.yaml", "~pipeline.report")
-    assert done.returncode == 1 and done.stdout.count("error[MC515]") == 1, done.stdout
-    assert all(part in done.stdout for part in WRONG[words]), done.stdout

@@ -73,17 +73,6 @@ def test_where_workers_are() -> None:
         plan().group_and_rank(9)
 
 
-def test_nodes_may_differ_and_types_are_numbered_apart() -> None:
-    train = Group("train", "cuda", 5, 0, ((2, 12),), gpus_per_worker=2)
-    groups = (train, Group("rollout", "npu", 3, 5, ((0, 3),)))
-    uneven = replace(plan(), cluster=Cluster.of(2, cuda=[8, 4], npu=[1, 2]), groups=groups)
-    where = [(worker.node, worker.local_rank, worker.devices[0]) for worker in uneven.workers("train")]
-    assert where == [(0, 0, 2), (0, 1, 4), (0, 2, 6), (1, 0, 8), (1, 1, 10)]
-    where = [(worker.node, worker.local_rank, worker.devices[0]) for worker in uneven.workers("rollout")]
-    assert where == [(0, 0, 0), (1, 0, 1), (1, 1, 2)]
-    assert Plan.from_json(uneven.to_json()) == uneven
-
-
 def test_many_devices_are_never_listed() -> None:
     large = replace(
         plan(),

@@ -9,12 +9,12 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from meshctl.cli.config import in_columns
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.origins import origins
 from meshctl.recipe.secrets import mask_lines, shown
 from meshctl.text.redaction import HIDDEN, redact
-from meshctl.view.reports.origins import text as origins_text
 from meshctl.view.reports.text import text
 from tests.examples import examples
 
@@ -31,7 +31,7 @@ def output(one: Loaded, folder: Path) -> str:
     assert one.tree is not None
     tree, found = shown(one.tree, one.secrets), origins(one)
     return "\n".join(
-        [text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), origins_text(found), repr(found)]
+        [text(one.report), repr(one.report), yaml.safe_dump(plain(tree)), in_columns(found), repr(found)]
     )
 
 

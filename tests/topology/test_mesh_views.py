@@ -99,16 +99,6 @@ def test_a_dim_that_is_parted_wrongly() -> None:
         mesh.unflatten("tp", {"dp": 2, "b": 2})
 
 
-def test_a_sub_mesh_seen_from_a_rank() -> None:
-    mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2, tp_size=2)
-    assert mesh["tp"].ranks() == (0, 1)
-    assert mesh.at(5)["tp"].ranks() == (4, 5)
-    assert mesh.at(5)["fsdp", "tp"]["tp"].ranks() == (4, 5)
-    assert mesh.at(5)["tp", "dp"].as_array() == [[0, 4], [1, 5]]
-    assert mesh.at(5)["dp", "fsdp"].flatten() == mesh.at(5).flatten("dp", "fsdp")["dp_fsdp"]
-    assert mesh.at(5) == mesh, "who looks at a mesh changes nothing of it"
-
-
 # Views
 
 

@@ -289,14 +289,3 @@ def test_the_leader_sends_the_table_to_every_called_consumer(
     announced = [received.leaders.count(producer) for producer in range(count)]
     if execute == "all":
         assert max(announced) - min(announced) <= 1
-
-
-def test_one_representative_per_data_rank_sends() -> None:
-    for mesh in MESHES:
-        who = producer_ranks(mesh, "flatten")
-        assert [mesh.data_rank(rank) for rank in who] == list(range(mesh.data_size))
-        assert all(mesh.dim_rank(rank, "pp") == mesh.size("pp") - 1 for rank in who)
-        assert producer_ranks(mesh, "first") == who[:1]
-        assert len(producer_ranks(mesh, "none")) == mesh.world_size
-        assert len(producer_ranks(mesh, "last_pp")) * mesh.size("pp") == mesh.world_size
-        assert all(producer_ranks(mesh, collect, "first") == (0,) for collect in COLLECT)

@@ -31,24 +31,6 @@ def test_a_row_of_devices_is_three_stretches() -> None:
     assert node_runs(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8)) == (NodeRun(0, 100_000, 0, 8, 0),)
 
 
-def test_what_is_left_of_each_node_makes_one_stretch() -> None:
-    cluster = Cluster.of(3, cuda=8)
-    runs = [(node * 8, node * 8 + 6) for node in range(3)]
-    assert node_runs(on("cuda", *runs, per_worker=3), cluster) == (NodeRun(0, 6, 0, 2, 0),)
-    assert node_runs(on("cuda", *((start + 6, start + 8) for start, _ in runs)), cluster) == (
-        NodeRun(0, 6, 0, 2, 6),
-    )
-
-
-def test_processes_on_cpu_are_two_stretches() -> None:
-    group = Group("judge", "cpu", 100_001, 0)
-    assert node_runs(group, Cluster(7)) == (
-        NodeRun(0, 85_716, 0, 14_286, -1),
-        NodeRun(85_716, 14_285, 6, 14_285, -1),
-    )
-    assert node_runs(Group("judge", "cpu", 3, 0), Cluster(7)) == (NodeRun(0, 3, 0, 1, -1),)
-
-
 def test_nodes_that_come_back() -> None:
     plan = Plan(
         "p", 0, Cluster.of(3, cuda=4), (on("cuda", (4, 6), (0, 2), (6, 7), (2, 3)),), (), (), (), Run()

@@ -4,10 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from meshctl.view.formatting import bar, count, duration, number, size, spark
+from meshctl.view.formatting import count, duration, number, size
 
 
 @pytest.mark.parametrize(
@@ -32,18 +30,3 @@ from meshctl.view.formatting import bar, count, duration, number, size, spark
 )
 def test_numbers(write: Callable[[Any], str], expected: dict[Any, str]) -> None:
     assert {value: write(value) for value in expected} == expected
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=100), st.integers(1, 30))
-def test_a_course_fits_and_has_its_extremes(values: list[float], width: int) -> None:
-    drawn = spark(values, width)
-    assert len(drawn) == (min(width, len(values)) if len(values) > 1 else 0)
-    if len(set(values)) > 1 and len(values) <= width:
-        assert "▁" in drawn and "█" in drawn
-
-
-@given(st.floats(0, 1), st.integers(1, 40))
-def test_a_bar_fits_and_shows_whatever_there_is(part: float, width: int) -> None:
-    drawn = bar(part, width)
-    assert len(drawn) <= width and bool(drawn) == (part > 0)
-    assert (part < 1) or drawn == "━" * width

@@ -16,11 +16,11 @@ from meshctl.view.times import (
     Part,
     TimeUse,
     WorkerTimes,
+    conclusions,
     extended,
     for_whom,
     parts_of,
     rows,
-    sentences,
     shortest_without,
     time_use,
 )
@@ -106,7 +106,9 @@ def test_the_slowest_rank_bounds_a_group_and_is_named() -> None:
     use = used(train={0: fast, 1: slow})
     assert {part.name: part.seconds for part in use.parts}["metrics"] == pytest.approx({"train": 0.39})
     assert use.groups["train"].slow_ranks == {"metrics": 1}
-    assert "`metrics` of train bounds the run, most of all on train:1: without it" in " ".join(sentences(use))
+    assert "`metrics` of train bounds the run, most of all on train:1: without it" in " ".join(
+        conclusions(use)
+    )
     assert ("train", "metrics", "245.00", "61 %", "rank 1 takes longest") in list(rows(use))
 
 
@@ -133,10 +135,9 @@ def test_a_run_of_one_group() -> None:
     assert use and use.bound and (use.bound.name, use.bound.gain) == ("metrics", pytest.approx(0.9))
     assert list(parts_of(use)) == ["0.5 s a step", "train busy 90 %"]
     assert use.waits_for("train") == ("", "") and for_whom(use, "train") == ""
-    assert sentences(use) == [
-        "`metrics` of train bounds the run: without it a step would take 0.05 s in",
-        "place of 0.5 s (90 % less); then what train does outside of its stages would",
-        "bound it",
+    assert list(conclusions(use)) == [
+        "`metrics` of train bounds the run: without it a step would take 0.05 s in place of 0.5 s (90 % less); "
+        "then what train does outside of its stages would bound it"
     ]
 
 

@@ -11,3 +11,20 @@
 Typer's own scripts are not used, because they add a space after `groups.` and do not complete values after
 `=`. The recipe is composed as by `validate`, nothing is executed, and any error results in no candidates.
 """
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Candidate(NamedTuple):
+    """A word, or the beginning of a word."""
+
+    text: str
+    description: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the candidate is a complete word. The shell adds a space only after a complete word."""
+        is_list = "=[" in self.text and not self.text.endswith("]")
+        return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))

@@ -11,12 +11,12 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from meshctl.cli.completion.candidate import Candidate
+from meshctl.cli.completion import Candidate
 
 BREAKS = "\"'@><=;|&(: \t\n"
 """The default word breaks of bash: characters at which it begins a new word."""
@@ -77,23 +77,27 @@ def _bash(line: str, breaks: str) -> Iterator[str]:
         yield rest if quote else SPECIAL.sub(r"\\\1", rest) + " " * found.is_whole
 
 
-def candidates(before: Sequence[str], word: str) -> Iterable[Candidate]:
-    """Returns the candidates for the word after `before`, the previous words without the program's name."""
+def candidates(before: Sequence[str], word: str) -> Iterator[Candidate]:
+    """Yields the candidates for the word after `before`, the previous words without the program's name."""
     root = _commands_of_meshctl()
     command, arguments, option = _parsed(root, before)
+    name, equals, value = word.partition("=")
     if option:
-        return _values(command, option, arguments, word)
-    if word.startswith("--") and "=" in word:
-        name, _, value = word.partition("=")
+        yield from _values(command, option, arguments, word)
+    elif word.startswith("--") and equals:
         option = _option(command, name)
-        found = _values(command, option, arguments, value) if option else ()
-        return (Candidate(f"{name}={one.text}", one.description) for one in found)
-    if word.startswith("-"):
-        return _options(command)
-    if command is root:
-        return _commands(root)
-    takes = [one for one in command.params if one.param_type_name == "argument"]
-    return _values(command, takes[min(len(arguments), len(takes) - 1)], arguments, word) if takes else ()
+        for found in _values(command, option, arguments, value) if option else ():
+            yield Candidate(f"{name}={found.text}", found.description)
+    elif word.startswith("-"):
+        for one in command.params:
+            names = (name for name in one.opts if name[:2] == "--")
+            yield from (Candidate(name, getattr(one, "help", "") or "") for name in names)
+        yield Candidate("--help", "Show this message and exit.")
+    elif command is root:
+        shown = {name: one for name, one in root.commands.items() if not one.hidden}
+        yield from (Candidate(name, (one.help or "").partition("\n")[0]) for name, one in shown.items())
+    elif takes := [one for one in command.params if one.param_type_name == "argument"]:
+        yield from _values(command, takes[min(len(arguments), len(takes) - 1)], arguments, word)
 
 
 @cache
@@ -133,15 +137,3 @@ def _values(command: Any, parameter: Any, arguments: list[str], word: str) -> It
     context.args = arguments
     for item in parameter.shell_complete(context, word):
         yield Candidate(item.value, item.help or "")
-
-
-def _commands(root: Any) -> Iterator[Candidate]:
-    for name, command in root.commands.items():
-        if not command.hidden:
-            yield Candidate(name, (command.help or "").partition("\n")[0])
-
-
-def _options(command: Any) -> Iterator[Candidate]:
-    for one in command.params:
-        yield from (Candidate(name, getattr(one, "help", "") or "") for name in one.opts if name[:2] == "--")
-    yield Candidate("--help", "Show this message and exit.")

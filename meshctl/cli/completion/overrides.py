@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshctl.cli.completion.candidate import Candidate
+from meshctl.cli.completion import Candidate
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.composition import compose

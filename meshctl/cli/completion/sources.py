@@ -14,31 +14,31 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from meshctl.cli.completion.candidate import Candidate
+from meshctl.cli.completion import Candidate
 
 if TYPE_CHECKING:
     from meshctl.cli.completion.overrides import Outline
 
 MAX_RANKS = 100
 """Maximum number of ranks that are proposed."""
-RECIPE_SUFFIXES = (".yaml", ".yml")
 Callback = Callable[[typer.Context, str], Iterable[Candidate]]
 
 
 def words(*known: str) -> Callback:
     """Returns a callback with a fixed set of words."""
 
-    def found(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-        return map(Candidate, known)
-
-    return found
+    return lambda ctx, incomplete: map(Candidate, known)
 
 
 # Arguments
 
 
-def recipe(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    return _paths(incomplete, RECIPE_SUFFIXES)
+def paths(*suffixes: str) -> Callback:
+    """Returns a callback with folders, and files with one of these suffixes."""
+    return lambda ctx, incomplete: _paths(incomplete, suffixes)
+
+
+recipe, files, folders, python_files = paths(".yaml", ".yml"), paths(""), paths(), paths(".py")
 
 
 def runs(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
@@ -99,18 +99,6 @@ def codes(ctx: typer.Context, incomplete: str) -> Iterator[Candidate]:
 
 def shells(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
     return map(Candidate, known_shells())
-
-
-def files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    return _paths(incomplete, ("",))
-
-
-def folders(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    return _paths(incomplete, ())
-
-
-def python_files(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
-    return _paths(incomplete, (".py",))
 
 
 # Options

@@ -89,7 +89,12 @@ def difference(before: Topology, after: Topology) -> Difference:
         for subject in get_args(Subject)[:-1]
         for change in _compared(subject, old[subject], new[subject])
     ]
-    changes += _warnings(before, after)
+    # Warnings with the same message are the same.
+    was, now = ({(one.code, one.message): None for one in each.warnings} for each in (before, after))
+    for code, text in (one for one in was if one not in now):
+        changes.append(Change("warnings", code, "removed", (Fact("message", text, None),)))
+    for code, text in (one for one in now if one not in was):
+        changes.append(Change("warnings", code, "added", (Fact("message", None, text),)))
     return Difference(before.name, after.name, (before.digest, after.digest), tuple(changes))
 
 
@@ -124,15 +129,6 @@ def _changed(before: Facts, after: Facts) -> Iterator[Fact]:
             yield Fact(what, old, new, dim)
 
 
-def _warnings(before: Topology, after: Topology) -> Iterator[Change]:
-    """Yields the warnings that only one of the two plans has. Warnings with the same message are the same."""
-    old, new = ({(one.code, one.message): None for one in each.warnings} for each in (before, after))
-    for code, text in (one for one in old if one not in new):
-        yield Change("warnings", code, "removed", (Fact("message", text, None),))
-    for code, text in (one for one in new if one not in old):
-        yield Change("warnings", code, "added", (Fact("message", None, text),))
-
-
 # Facts
 
 
@@ -142,8 +138,16 @@ def _items(topology: Topology, other: Topology) -> dict[Subject, dict[str, Facts
     common = {stage.name for stage in other.stages}
     order = [stage.name for stage in topology.stages if stage.name in common]
     layouts = {component.name: component.layout for component in topology.components}
+    cluster = topology.cluster
+    per_node = {
+        f"{kind} per node": runs[0][1] if len(runs) == 1 else " + ".join(f"{n} x {each}" for n, each in runs)
+        for kind, runs in cluster.devices_per_node.items()
+        if runs
+    }
+    pools = ", ".join(f"{name} {count}" for name, count in cluster.pools)
+    sizes = {"workers": topology.workers, "nodes": cluster.nodes, "pools": pools, **per_node}
     return {
-        "job": {"": _of_job(topology)},
+        "job": {"": _facts(sizes, idle_devices=topology.idle)},
         "groups": {one.name: _of_group(one) for one in topology.groups},
         "components": {one.name: _of_component(one) for one in topology.components},
         "stages": {one.name: _of_stage(topology, one, order) for one in topology.stages},
@@ -169,18 +173,6 @@ def _plain(value: Any) -> Value:
         return "yes" if value else "no"
     is_of_texts = isinstance(value, tuple) and not all(isinstance(each, int) for each in value)
     return ",".join(value) if is_of_texts or value == () else value
-
-
-def _of_job(topology: Topology) -> Facts:
-    cluster = topology.cluster
-    per_node = {
-        f"{kind} per node": runs[0][1] if len(runs) == 1 else " + ".join(f"{n} x {each}" for n, each in runs)
-        for kind, runs in cluster.devices_per_node.items()
-        if runs
-    }
-    pools = ", ".join(f"{name} {count}" for name, count in cluster.pools)
-    sizes = {"workers": topology.workers, "nodes": cluster.nodes, "pools": pools, **per_node}
-    return _facts(sizes, idle_devices=topology.idle)
 
 
 def _of_group(group: PlacedGroup) -> Facts:

@@ -287,7 +287,9 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
         return replace(made, called=False, note="`execute: first` calls rank 0 only")
     if stage.is_without_data:
         return replace(made, note="it has no input")
-    route = _lead(plan, stage)
+    routes = {(route.source, route.parameter): route for route in plan.routes if route.target == stage.name}
+    inputs = (routes[name, given.parameter] for given in stage.inputs for name in given.stages)
+    route = next((route for route in inputs if carries_samples(plan, route)), None)
     if route is None:
         return replace(made, note="its inputs are values that are the same on each rank")
     if mode := user_mode(plan, route):
@@ -320,14 +322,6 @@ def _by_user(mode: str) -> str:
     return f"{shown_mode(mode)}: the samples are known only in the run"
 
 
-def _lead(plan: Plan, stage: Stage) -> Route | None:
-    """Returns the route of the lead input, which is the first that carries samples: it determines the order
-    and the shares of all inputs. None if no input carries samples."""
-    routes = {(route.source, route.parameter): route for route in plan.routes if route.target == stage.name}
-    inputs = (routes[name, given.parameter] for given in stage.inputs for name in given.stages)
-    return next((route for route in inputs if carries_samples(plan, route)), None)
-
-
 def _flow(plan: Plan, route: Route, samples: int) -> EvenFlow:
     return even_flow(plan, route, plan.stage(route.source).samples or samples)
 
@@ -355,14 +349,12 @@ def _routes(plan: Plan, group: str, rank: int, samples: int) -> Iterator[RankRou
         producer, consumer = ends_of(plan, route)
         mode = user_mode(plan, route)
         if route.kind == "weights" or mode:
-            note = (
-                "both ends exchange their shards at the first sync"
-                if route.kind == "weights"
-                else _by_user(mode)
-            )
-            for is_producer in (True, False):
-                if (producer if is_producer else consumer).group == group:
-                    yield _whole(plan, route, is_producer, rank, note)
+            is_weights = route.kind == "weights"
+            note = "both ends exchange their shards at the first sync" if is_weights else _by_user(mode)
+            for is_producer, own, other in ((True, producer, consumer), (False, consumer, producer)):
+                if own.group == group:  # its exchanges are unknown before the run: all ranks of the other end
+                    everyone = Ranks.run(range(other.mesh.world_size))
+                    yield replace(_end(plan, route, is_producer, rank, [(everyone, None)]), note=note)
             continue
         flow = _flow(plan, route, samples)
         if producer.group == group:
@@ -396,15 +388,6 @@ def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Seque
         partners=len(exchanges),
         exchanges=exchanges,
     )
-
-
-def _whole(plan: Plan, route: Route, is_producer: bool, rank: int, note: str) -> RankRoute:
-    """Returns one end of a route whose exchanges are unknown before the run: as one exchange with all ranks
-    of the other end."""
-    producer, consumer = ends_of(plan, route)
-    other = consumer if is_producer else producer
-    end = _end(plan, route, is_producer, rank, [(Ranks.run(range(other.mesh.world_size)), None)])
-    return replace(end, note=note)
 
 
 def _sent(plan: Plan, route: Route, flow: EvenFlow, rank: int, producer: int) -> RankRoute:

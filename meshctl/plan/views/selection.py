@@ -32,7 +32,7 @@ from meshctl.plan.views.topology import (
 )
 from meshctl.text.english import listed
 from meshctl.topology.flows import Ranks, along
-from meshctl.topology.mesh import DIMS, VIEWS, DeviceMesh
+from meshctl.topology.mesh import DIMS, VIEWS
 
 MAX_GROUPS = 16
 """The largest number of process groups of a dim that are listed."""
@@ -165,11 +165,14 @@ def select(plan: Plan, topology: Topology, selection: Selection) -> Zoom | None:
 
 def of_component(plan: Plan, topology: Topology, name: str) -> ComponentZoom:
     component = _placed(topology, name)
+    mesh = component.mesh
+    dims = dict.fromkeys(mesh.mesh_dim_names, "")
+    dims |= {dim: view for view, names in VIEWS.items() if refactors(mesh, view) for dim in names}
     members = [other.name for other in topology.components if other.group == component.group]
     return ComponentZoom(
         component=component,
         group=next(group for group in topology.groups if group.name == component.group),
-        dims=tuple(_mesh_dims(component.mesh)),
+        dims=tuple(MeshDim(dim, mesh.size(dim), mesh.stride(dim), view) for dim, view in dims.items()),
         same_processes=tuple(other for other in members if other != name),
         process_groups=tuple(_one_by_one(plan, component, facts) for facts in component.process_groups),
         stages=tuple(stage for stage in topology.stages if name in (stage.component, stage.to)),
@@ -184,14 +187,6 @@ def _placed(topology: Topology, name: str) -> PlacedComponent:
     return found
 
 
-def _mesh_dims(mesh: DeviceMesh) -> Iterator[MeshDim]:
-    for dim in mesh.mesh_dim_names:
-        yield MeshDim(dim, mesh.size(dim), mesh.stride(dim))
-    for view, dims in VIEWS.items():
-        if refactors(mesh, view):
-            yield from (MeshDim(dim, mesh.size(dim), mesh.stride(dim), view) for dim in dims)
-
-
 # A dim
 
 
@@ -203,20 +198,12 @@ def of_dim(plan: Plan, topology: Topology, dim: str, name: str = "") -> DimZoom:
         raise missing("dim", dim, list(known))
     found = [component for component in components if component.mesh.size(dim) > 1]
     if not found:
-        raise ZoomError(_of_size_one(dim, components, name))
-    return DimZoom(dim, tuple(_one_by_one(plan, each, _facts(plan, each, dim)) for each in found))
-
-
-def _of_size_one(dim: str, components: list[PlacedComponent], name: str) -> str:
-    above = list(dict.fromkeys(groups.dim for each in components for groups in each.process_groups))
-    verb = "is" if len(above) == 1 else "are"
-    where = f"in component `{name}`" if name else "in every component"
-    return f"`{dim}` is 1 {where}; {f'above 1 {verb} {listed(above)}' if above else 'no dim is above 1'}"
-
-
-def _facts(plan: Plan, component: PlacedComponent, dim: str) -> ProcessGroups:
-    known = next((groups for groups in component.process_groups if groups.dim == dim), None)
-    return known or process_groups(component.mesh, dim, plan.node_runs(component.group))
+        above = list(dict.fromkeys(groups.dim for each in components for groups in each.process_groups))
+        others = f"above 1 {'is' if len(above) == 1 else 'are'} {listed(above)}"
+        where = f"in component `{name}`" if name else "in every component"
+        raise ZoomError(f"`{dim}` is 1 {where}; {others if above else 'no dim is above 1'}")
+    facts = [process_groups(each.mesh, dim, plan.node_runs(each.group)) for each in found]
+    return DimZoom(dim, tuple(_one_by_one(plan, *each) for each in zip(found, facts, strict=True)))
 
 
 def _one_by_one(plan: Plan, component: PlacedComponent, facts: ProcessGroups) -> DimOfComponent:

@@ -187,6 +187,7 @@ def topology(plan: Plan, warnings: Iterable[Warning] = (), memory: Memory = Memo
     """Returns the content of a picture of a plan."""
     nodes = tuple(_node_kinds(plan))
     components = enumerate(plan.components)
+    bounding = plan.bounding_sources
     return Topology(
         name=plan.name,
         digest=plan.digest,
@@ -200,14 +201,9 @@ def topology(plan: Plan, warnings: Iterable[Warning] = (), memory: Memory = Memo
         routes=tuple(_flow(plan, route) for route in plan.routes),
         warnings=tuple(warnings),
         blocks=plan.blocks,
-        ends_run=_ends_run(plan),
+        ends_run=bounding if len(bounding) < sum(stage.is_source for stage in plan.stages) else (),
         memory=memory,
     )
-
-
-def _ends_run(plan: Plan) -> tuple[str, ...]:
-    bounding = plan.bounding_sources
-    return bounding if len(bounding) < sum(stage.is_source for stage in plan.stages) else ()
 
 
 def letters_of(number: int) -> str:
@@ -226,17 +222,16 @@ def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
     """Yields the kinds of nodes, in the order of their first nodes."""
     runs: dict[tuple[tuple[Cell, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
     for start, stop, held in segments(plan):
-        kind = _cells(plan, start, held), _processes(plan, held)
+        types, counts = plan.cluster.devices_per_node, {group.name: run.each for group, run in held}
+        cells = tuple(cell for each in types for cell in _cells(plan, each, start, held))
+        on_cpu = [group.name for group in plan.groups if group.device_type == "cpu"]
+        kind = cells, tuple((name, counts[name]) for name in on_cpu if name in counts)
         extend(runs.setdefault(kind, []), start, stop)
     for (cells, processes), nodes in runs.items():
         yield NodeKind(tuple(nodes), cells, processes)
 
 
-def _cells(plan: Plan, node: int, held: list[tuple[Group, NodeRun]]) -> tuple[Cell, ...]:
-    return tuple(cell for kind in plan.cluster.devices_per_node for cell in _cells_of(plan, kind, node, held))
-
-
-def _cells_of(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> list[Cell]:
+def _cells(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> list[Cell]:
     """Returns the devices of one type on a node, split where the groups change."""
     mine = [
         (group, run.first_device, run.first_device + run.each * group.gpus_per_worker)
@@ -254,11 +249,6 @@ def _cells_of(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]
         else:
             cells.append(Cell(kind, (start, stop), names, each))
     return cells
-
-
-def _processes(plan: Plan, held: list[tuple[Group, NodeRun]]) -> tuple[tuple[str, int], ...]:
-    counts = {group.name: run.each for group, run in held if group.device_type == "cpu"}
-    return tuple((group.name, counts[group.name]) for group in plan.groups if group.name in counts)
 
 
 def _idle(kind: NodeKind) -> int:

@@ -115,13 +115,11 @@ class Dashboard:
             elapsed = self._clock() - self._began
             if self._closed:
                 return Picture.last(self._state, elapsed)
+            logs = None
+            if self._output:
+                logs = newest_logs(self._state, dict(self._output.newest), self._output.hint)
             times = self._times.text(self._state)
-            return Picture.of(self._state, elapsed, self._state.notice, self._log_table(), times)
-
-    def _log_table(self) -> Table:
-        if self._output is None:
-            return grid()
-        return newest_logs(self._state, dict(self._output.newest), self._output.hint)
+            return Picture.of(self._state, elapsed, self._state.notice, logs, times)
 
     def _print(self, line: str) -> None:
         """Prints a line above the picture."""
@@ -175,13 +173,10 @@ class Picture:
         return cls(spaced([progress(state, elapsed, over=True)], metrics(state), groups(state, stages=False)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield next(
-            (Group(*parts) for parts in self._choices if self._fits(parts, console, options)),
-            Group(*self._choices[-1]),
-        )
-
-    def _fits(self, parts: list[RenderableType], console: Console, options: ConsoleOptions) -> bool:
-        return len(console.render_lines(Group(*parts), options, pad=False)) < console.height
+        for parts in self._choices:
+            if len(console.render_lines(Group(*parts), options, pad=False)) < console.height:
+                break
+        yield Group(*parts)
 
 
 class Fitted:

@@ -47,18 +47,8 @@ class Row:
     """The number of its restarts after failures: whole ones, and those of single groups."""
 
     def to_data(self) -> dict[str, Any]:
-        return {
-            "run": str(self.run.path),
-            "name": name_of(self.run),
-            "state": self.state,
-            "step": self.step,
-            "steps": self.steps,
-            "launched": self.launched,
-            "seconds": round(self.seconds, 3),
-            "code": self.code,
-            "cause": self.cause,
-            "restarts": self.restarts,
-        }
+        names: dict[str, Any] = {"run": str(self.run.path), "name": name_of(self.run)}
+        return names | {**vars(self), "seconds": round(self.seconds, 3), "run": names["run"]}
 
 
 def row_of(run: RunDir, now: float, ask: AskJob = unasked) -> Row:

@@ -17,10 +17,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.view.live.logs import LogTail, printable
+from meshctl.run.logs import CONTINUED, older, without_stamps
+from meshctl.run.reading import MAX_LOG_BYTES, opened, stat_of
+from meshctl.text.bounded import ESCAPE
+from meshctl.view.pictures.text.styled import visible
 
 POLL_S = 0.5
 MAX_FIRST_LINES = 20
@@ -36,7 +40,7 @@ MAX_RANKS = 1024
 MIN_READ_BYTES, MAX_READ_BYTES = 1 << 16, 1 << 22
 """In each poll, MAX_READ_BYTES is the limit for all files together, but the limit for one file is at least
 MIN_READ_BYTES. Lines beyond the limit are skipped."""
-MAX_FOLLOWED_LETTERS = 1 << 14
+MAX_LINE_LETTERS, MAX_FOLLOWED_LETTERS = 200, 1 << 14
 
 WARNING = re.compile(
     r"\w*Warning:|^warning\b|^\W{0,2}(WARN|ERROR|CRITICAL)\b|\b(WARNING|ERROR|CRITICAL)[: ]"
@@ -46,6 +50,68 @@ WARNING = re.compile(
 TRACEBACK = "Traceback (most recent call last)"
 """The line from which on the output of a component's worker is not shown: the launcher reports the first
 cause with its traceback."""
+
+
+class LogTail:
+    """Reads one log file as it grows; a file that does not exist or cannot be read has no lines."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        found = stat_of(path) if from_end else None
+        self._offset = found.st_size if found else 0
+        self._inode = found.st_ino if found else 0
+        """The inode of the file that was read last. It changes when a bounded log begins a new file."""
+
+    def new_lines(self, max_bytes: int, *, is_complete: bool = False) -> list[str]:
+        """Returns the complete lines that were written since the last call, without empty lines, stamps and
+        notes that a file continues another one.
+
+        If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
+        With `is_complete`, it is the oldest lines, and the next call continues after them.
+        """
+        found = stat_of(self.path)
+        if found is None:
+            return []
+        rest = list[str]()
+        if self._inode not in (0, found.st_ino):
+            rest = self._rest_of_older(max_bytes, is_complete)
+            if is_complete and rest:
+                return rest
+            self._offset = 0
+        self._inode = found.st_ino
+        return rest + self._read(self.path, found.st_size, max_bytes, is_complete)
+
+    def _rest_of_older(self, max_bytes: int, is_complete: bool) -> list[str]:
+        """Returns new lines of the file that was read last and is now the older half of the log."""
+        path = older(self.path)
+        found = stat_of(path)
+        if found is None or found.st_ino != self._inode:
+            return []
+        return self._read(path, found.st_size, max_bytes, is_complete)
+
+    def _read(self, path: Path, size: int, max_bytes: int, is_complete: bool) -> list[str]:
+        if size <= self._offset:
+            return []
+        start = self._offset if is_complete else max(self._offset, size - max_bytes)
+        try:
+            with opened(path, MAX_LOG_BYTES) as file:
+                file.seek(start)
+                text = file.read(min(size - start, max_bytes))
+        except OSError:
+            return []
+        whole = text[: text.rfind(b"\n") + 1]
+        if not whole and len(text) < max_bytes:
+            return []
+        self._offset = start + len(whole or text)
+        lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
+        return [line for line in lines if line.strip() and not line.startswith(CONTINUED)]
+
+
+def printable(line: str, max_letters: int = MAX_LINE_LETTERS) -> str:
+    """Returns a log line without escape sequences, control characters, and text that a carriage return
+    overwrites."""
+    shown = ESCAPE.sub("", line).rstrip("\r \t").rpartition("\r")[2]
+    return visible(shown.expandtabs(4)[:max_letters]).rstrip()
 
 
 Line = tuple[str, str]
@@ -86,7 +152,12 @@ class RankOutput:
             self.unseen.clear()
         text = printable(line)
         if WARNING.search(text):
-            return self._new_warning(text)
+            kind = re.sub(r"\d+", "#", text)
+            is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
+            self.warnings.add(kind)
+            if is_new:
+                self.unseen.clear()
+            return text if is_new else ""
         if self.has_raised:
             return ""
         if self.first_left and (self.is_program or not is_stepping):
@@ -95,14 +166,6 @@ class RankOutput:
             return text if self.first_left else f"more in {self.tail.path}"
         self.unseen.append(text)
         return ""
-
-    def _new_warning(self, text: str) -> str:
-        kind = re.sub(r"\d+", "#", text)
-        is_new = kind not in self.warnings and len(self.warnings) < MAX_WARNINGS
-        self.warnings.add(kind)
-        if is_new:
-            self.unseen.clear()
-        return text if is_new else ""
 
 
 class Output:

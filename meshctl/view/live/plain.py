@@ -78,7 +78,10 @@ class PlainOutput:
             case "checkpoint":
                 self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
             case "download":
-                self._print_download(event)
+                is_first = not event.value.get("received")
+                if is_first or event.time - self._downloaded_at >= DOWNLOAD_INTERVAL_S:
+                    self._downloaded_at = event.time
+                    self._print(download_line(event.value))
             case "restarted":
                 self._print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
             case "stall":
@@ -91,12 +94,6 @@ class PlainOutput:
         self._state = state
         for name in state.groups:
             self._print_running(name)
-
-    def _print_download(self, event: Event) -> None:
-        is_first = not event.value.get("received")
-        if is_first or event.time - self._downloaded_at >= DOWNLOAD_INTERVAL_S:
-            self._downloaded_at = event.time
-            self._print(download_line(event.value))
 
     def _print_running(self, name: str) -> None:
         group = self._state.groups.get(name)

@@ -136,14 +136,6 @@ class GroupState:
     running: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Rank -> (its present phase, the time at which the phase began)."""
 
-    def begin_phase(self, rank: int, phase: str, time: float) -> None:
-        """Ends the present phase of a rank and begins `phase`. If `phase` is empty, no phase begins."""
-        if before := self.running.pop(rank, None):
-            name, begun = before
-            self.phases[name] = max(self.phases.get(name, 0.0), time - begun)
-        if phase:
-            self.running[rank] = phase, time
-
     @property
     def phase(self) -> str:
         """The phase that began first among the present phases of all workers; empty for none."""
@@ -172,15 +164,8 @@ class GroupState:
     @property
     def waits_mean(self) -> float:
         """The mean of these seconds over all steps."""
-        return max(
-            0.0,
-            self.step.mean - sum(timing.total for timing in self.stages.values()) / max(1, self.step.times),
-        )
-
-
-def condition_of_code(code: int) -> Condition:
-    """Returns the state of a run that has ended with an exit code."""
-    return "interrupted" if code in INTERRUPTED else "failed" if code else "done"
+        spent = sum(timing.total for timing in self.stages.values())
+        return max(0.0, self.step.mean - spent / max(1, self.step.times))
 
 
 def download_line(value: Mapping[str, Any]) -> str:
@@ -263,7 +248,7 @@ class RunState:
         """The state of the run, of which only events are known. Whether the launcher of a run without an end
         lives is not."""
         if self.code is not None:
-            return condition_of_code(self.code)
+            return "interrupted" if self.code in INTERRUPTED else "failed" if self.code else "done"
         if self.is_stopping:
             return "stopping"
         return "stalled" if self.stalled else "running"
@@ -290,7 +275,17 @@ class RunState:
             self.times.newest = event.time
         if name in ("step", "steps"):
             if group := self.groups.get(event.group):
-                self._worked(group, event)
+                value, rank = event.value, event.rank or 0
+                if rank in group.times or event.name == "steps":
+                    group.times.setdefault(rank, WorkerTimes()).add(value)
+                else:  # the first step, which takes longer, does not count
+                    group.times[rank] = WorkerTimes()
+                group.step.add(value.get("seconds", 0.0), value.get("count", 1))
+                times = value.get("times", {})
+                for stage, seconds in value.get("stages", {}).items():
+                    group.stages.setdefault(stage, Timing()).add(seconds, times.get(stage, 1))
+                for route, sent in value.get("routes", {}).items():
+                    self.routes[route] = self.routes.get(route, 0) + sent
                 if self.stalled:
                     self._advance({f"{event.group}:{event.rank}"})
         elif name != "metric" and event.group in self.groups:
@@ -304,7 +299,12 @@ class RunState:
             self.source = event.value.get("source") or ""
             group.times.pop(rank, None)
         if event.name in ("phase", "ready", "fault", "exited"):
-            group.begin_phase(rank, str(event.value.get("phase", "")), event.time)
+            phase = str(event.value.get("phase", ""))
+            if before := group.running.pop(rank, None):
+                name, begun = before
+                group.phases[name] = max(group.phases.get(name, 0.0), event.time - begun)
+            if phase:
+                group.running[rank] = phase, event.time
         if state := self._state_after(event, group.states.get(rank, "waiting")):
             group.states[rank] = state
 
@@ -348,9 +348,8 @@ class RunState:
         for name, count in workers.items() if isinstance(workers, dict) else ():
             if (group := self.groups.get(name)) and isinstance(count, int) and count != group.workers:
                 group.workers = count
-                for known in (group.states, group.times):
-                    for rank in [rank for rank in known if rank >= count]:
-                        del known[rank]
+                group.states = {rank: state for rank, state in group.states.items() if rank < count}
+                group.times = {rank: times for rank, times in group.times.items() if rank < count}
 
     def _on_stall(self, event: Event) -> None:
         self._advance(event.value.get("advanced", ()))
@@ -377,20 +376,6 @@ class RunState:
             case "exited":
                 return "done"
         return None
-
-    def _worked(self, group: GroupState, event: Event) -> None:
-        value, rank = event.value, event.rank or 0
-        is_first = rank not in group.times
-        if is_first:
-            group.times[rank] = WorkerTimes()
-        if not is_first or event.name == "steps":
-            group.times[rank].add(value)
-        group.step.add(value.get("seconds", 0.0), value.get("count", 1))
-        times = value.get("times", {})
-        for stage, seconds in value.get("stages", {}).items():
-            group.stages.setdefault(stage, Timing()).add(seconds, times.get(stage, 1))
-        for route, sent in value.get("routes", {}).items():
-            self.routes[route] = self.routes.get(route, 0) + sent
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
         """Adds a row of metrics. A row with the step of the last row adds values to that row."""

@@ -25,7 +25,7 @@ from meshctl.run.events import Event, Follower, parsed
 from meshctl.run.launcher import Launcher
 from meshctl.run.metrics import rows_of
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, size_of, text_of
-from meshctl.view.live.run_state import GroupState, History, RunState, State, Times, Timing
+from meshctl.view.live.run_state import STARTING, GroupState, History, RunState, State, Times, Timing
 from meshctl.view.times import WorkerTimes
 
 FORMAT = 1
@@ -188,7 +188,10 @@ class StateFile:
         """Writes the first state, of a run that begins or continues. Starts no thread before the first
         attempt, because the engine forks before."""
         self._run, self._launcher = run, Launcher.present()
-        self._state = _state_before(plan, run)
+        self._state = state = RunState(plan)
+        with suppress(OSError, OtherFormat, *DAMAGED):
+            self._state = state = state_of(plan, read_data(run))
+        state.code, state.reason, state.notice, state.is_stopping = None, "", STARTING, False
         self._lock, self._wake = threading.Lock(), threading.Condition()
         self._has_changed = self._is_urgent = self._is_over = False
         self._thread: threading.Thread | None = None
@@ -254,12 +257,3 @@ class StateFile:
         with self._lock:
             text = as_text(data_of(self._state, self._launcher))
         write_whole(self._run.state, text)
-
-
-def _state_before(plan: Plan, run: RunDir) -> RunState:
-    """Returns the state with which a launch begins: that of a run that is continued, without its end."""
-    state = RunState(plan)
-    with suppress(OSError, OtherFormat, *DAMAGED):
-        state = state_of(plan, read_data(run))
-    state.code, state.reason, state.notice, state.is_stopping = None, "", RunState(plan).notice, False
-    return state

@@ -23,7 +23,8 @@ grpo-arithmetic: done after 200 steps in 34.1 s (6.84 steps/s): the data of `bat
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from meshctl.plan.model import Group, Plan
@@ -31,7 +32,7 @@ from meshctl.run.directory import RunDir
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
-from meshctl.view.times import rows, sentences
+from meshctl.view.times import COLUMNS, conclusions, rows
 
 INDENT = "  "
 MAX_RESTARTS = 8
@@ -57,6 +58,12 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
     """Returns what is known about a run in a few lines. `condition` is the state of a run without an end, and
     `now` the present time for one that goes on."""
     is_over, use = state.code is not None or condition == "lost", state.time_use
+    # The means of stages are for the time before the second step, and for a run of an earlier version.
+    groups = state.groups.items()
+    stages = {name: [(one, milliseconds(mean)) for one, mean in means(group)] for name, group in groups}
+    phases = {name: [(one, duration(long)) for one, long in group.slow_phases] for name, group in groups}
+    earlier = len(state.restarts[:-MAX_RESTARTS])
+    restarts = [*[count(earlier, "earlier restart")] * bool(earlier), *state.restarts[-MAX_RESTARTS:]]
     blocks = [
         [ending(state)]
         if is_over
@@ -65,11 +72,15 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
             [(name, f"{number(history.first)} -> {number(history.last)}") for name, history in state.shown()]
         ),
         [] if is_over else table(list(group_rows(state)), right=(1,)),
-        table(list(phase_rows(state)), right=(2,)),
-        table(list(rows(use) if use else stage_rows(state)), right=(2, 3)),
-        [f"{INDENT}{line}" for line in (sentences(use) if use else ())],
+        grouped(("group", "before step 1", "time"), phases),
+        table(list(rows(use)), right=(2, 3)) if use else grouped(("group", "stage", "mean ms"), stages),
+        [
+            f"{INDENT}{line}"
+            for text in (conclusions(use) if use else ())
+            for line in textwrap.wrap(text, COLUMNS - len(INDENT), break_on_hyphens=False)
+        ],
         table(list(route_rows(state)), right=(1, 2)),
-        [f"{INDENT}{line}" for line in restart_lines(state)],
+        [f"{INDENT}{line}" for line in restarts],
         [f"{INDENT}warning: {text}" for text in state.warnings],
         list(best_lines(run)),
         [f"{INDENT}{what}: {where}" for what, where in paths(state, run, is_over)],
@@ -122,30 +133,10 @@ def workers_of(group: GroupState, placed: Group) -> str:
     return str(group.workers) if group.workers == placed.workers else f"{group.workers} of {placed.workers}"
 
 
-def restart_lines(state: RunState) -> Iterator[str]:
-    """Yields a line for each of the last restarts, after the number of earlier ones."""
-    if earlier := len(state.restarts[:-MAX_RESTARTS]):
-        yield count(earlier, "earlier restart")
-    yield from state.restarts[-MAX_RESTARTS:]
-
-
-def stage_rows(state: RunState) -> Iterator[tuple[str, ...]]:
-    """Yields the times of stages where the other times of a step are not known: before the second step, and
-    for a run of an earlier version."""
-    if any(group.stages for group in state.groups.values()):
-        yield "group", "stage", "mean ms"
-    for name, group in state.groups.items():
-        for index, (stage, mean) in enumerate(means(group)):
-            yield name if index == 0 else "", stage, milliseconds(mean)
-
-
-def phase_rows(state: RunState) -> Iterator[tuple[str, ...]]:
-    """Yields a heading and the phases that took long before the first step; nothing if there are none."""
-    if any(group.slow_phases for group in state.groups.values()):
-        yield "group", "before step 1", "time"
-    for name, group in state.groups.items():
-        for index, (phase, seconds) in enumerate(group.slow_phases):
-            yield name if index == 0 else "", phase, duration(seconds)
+def grouped(heads: tuple[str, ...], rows: Mapping[str, Sequence[tuple[str, str]]]) -> list[str]:
+    """Returns the table of the rows of each group; empty if there are none."""
+    found = [(name * (number == 0), *row) for name, own in rows.items() for number, row in enumerate(own)]
+    return table([heads, *found], right=(2,)) if found else []
 
 
 def means(group: GroupState) -> Iterator[tuple[str, float]]:

@@ -45,7 +45,7 @@ class WatchView:
     def close(self) -> None: ...
 
 
-def polled(seen: SeenRun, sleep: Callable[[float], None] = time.sleep) -> Iterator[SeenRun]:
+def polled(seen: SeenRun, sleep: Callable[[float], object] = time.sleep) -> Iterator[SeenRun]:
     """Yields a run once a second until it is over, and then as it has ended. Raises `NoRun` if it can no
     longer be read, because it was deleted for example."""
     change = _change_of(seen.run.state)
@@ -128,7 +128,10 @@ class PlainWatch(WatchView):
 
     def show(self, seen: SeenRun) -> None:
         if seen.condition == "queued":
-            self._show_queued(seen)
+            if seen.where != self._queued:
+                self._queued = seen.where
+                self._print(seen.where)
+                self._stream.flush()
             return
         self._queued = ""  # a job that is queued again says so, also for the same reason
         if not self._has_begun:
@@ -136,23 +139,6 @@ class PlainWatch(WatchView):
             self._plain.on_attempt(seen.state.attempt, None)
             self._print(position(seen.state, seen.condition, time.time()))
         self._plain.on_state(seen.state)
-        self._print_new()
-        self._stream.flush()
-
-    def _show_queued(self, seen: SeenRun) -> None:
-        """Prints why the job waits, each time that this changes."""
-        if seen.where != self._queued:
-            self._queued = seen.where
-            self._print(seen.where)
-            self._stream.flush()
-
-    def end(self, seen: SeenRun) -> None:
-        self.show(seen)
-        for worker, text in self._output.last(seen.state.failed):
-            self._print(f"{worker}: {text}")
-        self._plain.on_end(seen.code, seen.state.reason)
-
-    def _print_new(self) -> None:
         for worker, text in self._output.new():
             self._print(f"{worker}: {text}")
         path = self._run.journal("launcher")
@@ -165,6 +151,13 @@ class PlainWatch(WatchView):
             self._rows += len(line)
             if row := parsed_row(line):
                 self._plain.on_row(row)
+        self._stream.flush()
+
+    def end(self, seen: SeenRun) -> None:
+        self.show(seen)
+        for worker, text in self._output.last(seen.state.failed):
+            self._print(f"{worker}: {text}")
+        self._plain.on_end(seen.code, seen.state.reason)
 
     def _print(self, line: str) -> None:
         self._stream.write(f"{line}\n")

@@ -38,36 +38,27 @@ UNSAFE = re.compile("[<>&\ud800-\udfff]")
 
 def draw(topology: Topology, selection: Selection = Selection()) -> str:
     """Returns the page, with the selection made when it opens."""
-    css, script = _style(), _script()
+    known = f"const HUES = {len(HUES)}, OVER = {as_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
+    hues = "".join(HUE.replace("N", str(number)) for number in range(len(HUES)))
+    css, script = (
+        f"\n:root {{ {properties()}}}\n{hues}{_read('page.css')}",
+        "\n".join(['"use strict";', known, *map(_read, SCRIPTS), "begin();"]),
+    )
+    chosen = "{}:{}".format(*selection.rank) if selection.rank else ""
+    others = {"component": selection.component, "dim": selection.dim, "node": selection.node}
     parts = {
         "policy": policy(css, script),
         "title": escaped(f"{topology.name} · meshctl"),
         "style": css,
         "script": script,
         "facts": as_json(data(topology)),
-        "first": as_json(_first(selection)),
+        "first": as_json({"select": chosen, **others, "samples": selection.samples}),
     }
     return GAP.sub(lambda gap: parts[gap[1]], _read("page.html"))
 
 
-def _first(selection: Selection) -> dict[str, Any]:
-    chosen = "{}:{}".format(*selection.rank) if selection.rank else ""
-    others = {"component": selection.component, "dim": selection.dim, "node": selection.node}
-    return {"select": chosen, **others, "samples": selection.samples}
-
-
 def _read(name: str) -> str:
     return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _script() -> str:
-    known = f"const HUES = {len(HUES)}, OVER = {as_json(OVER)}, DIRECT = {json.dumps(DIRECT)};"
-    return "\n".join(['"use strict";', known, *map(_read, SCRIPTS), "begin();"])
-
-
-def _style() -> str:
-    hues = "".join(HUE.replace("N", str(number)) for number in range(len(HUES)))
-    return f"\n:root {{ {properties()}}}\n{hues}{_read('page.css')}"
 
 
 def policy(css: str, script: str) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshctl.plan.views.topology import Flow, PlacedGroup, Topology
+from meshctl.plan.views.topology import PlacedGroup, Topology
 from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import transports_of
@@ -35,7 +35,17 @@ PLAIN = set(" _-.,/()+=")
 
 
 def draw(topology: Topology) -> str:
-    shown, marks = _shown(topology), Marks(topology)
+    groups = topology.groups[:MAX_GROUPS]
+    drawn = {component for group in groups for component in group.components}
+    stages = tuple(stage for stage in topology.stages[:MAX_STAGES] if stage.component in drawn)
+    names = {stage.name for stage in stages}
+    routes = [
+        route
+        for route in topology.routes
+        if {route.source, route.target} <= names and {route.producer, route.consumer} <= drawn
+    ]
+    shown = replace(topology, groups=groups, stages=stages, routes=tuple(routes[:MAX_ROUTES]))
+    marks = Marks(topology)
     lines = [
         "flowchart TB",
         f"  accTitle: {_words(topology.name)}, plan {topology.digest}",
@@ -58,21 +68,6 @@ def draw(topology: Topology) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(topology: Topology) -> Topology:
-    """Returns the topology with only those groups, stages and routes that are drawn. Stages keep their
-    numbers."""
-    groups = topology.groups[:MAX_GROUPS]
-    drawn = {component for group in groups for component in group.components}
-    stages = tuple(stage for stage in topology.stages[:MAX_STAGES] if stage.component in drawn)
-    names = {stage.name for stage in stages}
-    routes = [
-        route
-        for route in topology.routes
-        if {route.source, route.target} <= names and {route.producer, route.consumer} <= drawn
-    ]
-    return replace(topology, groups=groups, stages=stages, routes=tuple(routes[:MAX_ROUTES]))
-
-
 def _more(topology: Topology, shown: Topology) -> Iterator[str]:
     counts = {
         "more group": len(topology.groups) - len(shown.groups),
@@ -85,7 +80,7 @@ def _more(topology: Topology, shown: Topology) -> Iterator[str]:
 
 def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) -> Iterator[str]:
     """Yields a group with its stages. A sync is a box in each of its two groups."""
-    workers = f"{group.workers:,} {'worker' if group.workers == 1 else 'workers'} on {group.device_type}"
+    workers = f"{group.workers:,} worker{'s' * (group.workers != 1)} on {group.device_type}"
     nodes = f", {group.nodes:,} nodes" if group.nodes > 1 else ""
     nodes += f" of {', '.join(map(_name, group.pools))}" if group.pools else ""
     yield f"  subgraph g{number}[{_quoted(f'{_name(group.name)}: {workers}{nodes}')}]"
@@ -121,28 +116,16 @@ def _arrows(shown: Topology) -> Iterator[str]:
     ids = {stage.name: stage.after for stage in shown.stages}
     for flow in shown.routes:
         arrow, prefix = ("-->", "s") if flow.kind == "data" else ("-.->", "t")
-        yield f"  s{ids[flow.source]} {arrow}|{_quoted(_label(flow))}| {prefix}{ids[flow.target]}"
-
-
-def _label(flow: Flow) -> list[str]:
-    counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.producers, flow.consumers))
-    if flow.kind == "weights":
-        return [f"weights {counts}", transports_of(flow)]
-    parameter = [_name(flow.parameter)] if flow.parameter else []
-    return [
-        *parameter,
-        counts,
-        _name(_moves(flow)),
-        ", ".join([*([size(flow.bytes)] if flow.bytes else []), transports_of(flow)]),
-    ]
-
-
-def _moves(flow: Flow) -> str:
-    """Returns collect and dispatch of a route: `flatten, slice_dp by tokens`."""
-    dispatch = flow.dispatch
-    by = f" by {dispatch.balance}" if dispatch.balance else ""
-    home = f" home of {dispatch.home}" if dispatch.home else ""
-    return f"{shown_mode(flow.collect)}, {shown_mode(dispatch.mode)}{by}{home}"
+        counts = " → ".join(f"{count:,}" if count else "?" for count in (flow.producers, flow.consumers))
+        label = [f"weights {counts}", transports_of(flow)]
+        if flow.kind == "data":
+            by = f" by {flow.dispatch.balance}" if flow.dispatch.balance else ""
+            home = f" home of {flow.dispatch.home}" if flow.dispatch.home else ""
+            moves = _name(f"{shown_mode(flow.collect)}, {shown_mode(flow.dispatch.mode)}{by}{home}")
+            bytes = f"{size(flow.bytes)}, " if flow.bytes else ""
+            label = [_name(flow.parameter)] * bool(flow.parameter)
+            label += [counts, moves, f"{bytes}{transports_of(flow)}"]
+        yield f"  s{ids[flow.source]} {arrow}|{_quoted(label)}| {prefix}{ids[flow.target]}"
 
 
 def _name(text: str) -> str:

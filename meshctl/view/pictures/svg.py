@@ -32,20 +32,8 @@ def draw(topology: Topology) -> str:
     """Returns the whole picture as an SVG document."""
     light = _style(lambda name: tokens()[name].light)
     dark = _style(lambda name: tokens()[name].dark)
-    return _document(
-        topology,
-        f"""\
-<style>
-{light}@media (prefers-color-scheme: dark) {{
-{dark}}}
-</style>
-""",
-    )
-
-
-def inline(topology: Topology) -> str:
-    """Returns the picture for a page that has the rules of `inline_style`."""
-    return _document(topology, "")
+    style = f"<style>\n{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n</style>\n"
+    return document(topology, style)
 
 
 def inline_style(scope: str) -> str:
@@ -55,7 +43,8 @@ def inline_style(scope: str) -> str:
     return re.sub(r"(^|, |\} ?)(?=[.t])", rf"\1{scope} ", rules, flags=re.MULTILINE)
 
 
-def _document(topology: Topology, style: str) -> str:
+def document(topology: Topology, style: str = "") -> str:
+    """Returns the picture with its style; without one, for a page that has the rules of `inline_style`."""
     drawn = pictured(topology, WIDTH, LINES)
     width = COLUMN_PX * max(each.width for each in drawn) + 2 * MARGIN_PX
     height = LINE_PX * len(drawn) + 2 * MARGIN_PX

@@ -26,7 +26,12 @@ Attribute = str | float | bool | None
 def tag(name: str, *children: Child, **attributes: Attribute) -> Markup:
     """Returns an element. `class_` stands for `class`, and `data_x` for `data-x`; an attribute that is None
     or False is left out."""
-    given = "".join(_attribute(key, value) for key, value in attributes.items())
+    given = ""
+    for key, value in attributes.items():
+        if value is not None and value is not False:
+            given += f" {key.rstrip('_').replace('_', '-')}"
+            text = f"{value:.6g}" if isinstance(value, float) else escaped(str(value))
+            given += "" if value is True else f'="{text}"'
     end = "" if name in VOID else f"</{name}>"
     return Markup(f"<{name}{given}>{inner(*children)}{end}")
 
@@ -42,12 +47,3 @@ def _text(child: Child) -> str:
     if isinstance(child, str):
         return child if isinstance(child, Markup) else escaped(child)
     return inner(*child)
-
-
-def _attribute(name: str, value: Attribute) -> str:
-    if value is None or value is False:
-        return ""
-    key = name.rstrip("_").replace("_", "-")
-    if value is True:
-        return f" {key}"
-    return f' {key}="{f"{value:.6g}" if isinstance(value, float) else escaped(str(value))}"'

@@ -18,7 +18,7 @@ from meshctl.view.pictures.svg import inline_style
 from meshctl.view.report_page import sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, legend, memory_plots
-from meshctl.view.report_page.record import STEP_SECONDS, Point, RunRecord, Series
+from meshctl.view.report_page.record import STEP_SECONDS, RunRecord, Series
 from meshctl.view.report_page.sections import compared_recipes, overrides_of
 
 ICON = (
@@ -27,6 +27,7 @@ ICON = (
 )
 
 
+LANES = "Each lane is a rank. The height of a color is the share of its time that a stage takes."
 MAX_RESTARTS = 50
 """The number of restarts that a plot marks, the last ones."""
 
@@ -44,11 +45,11 @@ def draw(records: Sequence[RunRecord]) -> str:
 
 
 def draw_one(record: RunRecord) -> str:
-    plots = Plots([record])
+    plots, lanes = Plots([record]), timeline.whole_run(record)
     found = [
         Section("topology", "Topology", sections.topology_picture(record)),
         Section("time", "Where the time goes", times(record)),
-        Section("timeline", "Timeline", timelines(record)),
+        Section("timeline", "Timeline", inner(tag("p", LANES, class_="note"), lanes) if lanes else lanes),
         Section("metrics", "Metrics", plots.metrics()),
         Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", faults(record)),
@@ -72,9 +73,21 @@ def draw_two(records: Sequence[RunRecord]) -> str:
         parts = [(name, of(record)) for name, record in zip(names, records, strict=True)]
         return inner(*(sections.details(name, part or "No step.", is_open=is_open) for name, part in parts))
 
+    rows = list[Sequence[Child]]()
+    known = dict.fromkeys(name for record in records for name in record.series)
+    for name in sorted(known, key=STEP_SECONDS.__eq__):
+        for index, record in enumerate(records):
+            swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
+            one, cells = record.series.get(name, Series()), list[str]()
+            for point, has_step in ((one.first, 0), (one.last, 0), (one.low, 1), (one.high, 1)):
+                cells += [number(point[1]) if point else "", *[f"{point[0]:g}" if point else ""] * has_step]
+            rows.append((name if index == 0 else "", swatch, *cells))
+    heads = ("metric", "run", "first", "last", "least", "at step", "greatest", "at step")
     found = [
         Section("recipes", "Difference of the recipes", compared_recipes(before.recipe, after.recipe)),
-        Section("metrics", "Metrics", inner(plots.metrics(), metric_table(records))),
+        Section(
+            "metrics", "Metrics", inner(plots.metrics(), sections.table(heads, rows, (2, 3, 4, 5, 6, 7)))
+        ),
         Section("time", "Where the time goes", both(times)),
         Section("timeline", "Timeline", both(timeline.whole_run)),
         Section("memory", "Memory", plots.memory()),
@@ -97,12 +110,6 @@ def recipe(record: RunRecord) -> Markup:
 
 def times(record: RunRecord) -> Markup:
     return inner(sections.time_table(record), sections.route_table(record))
-
-
-def timelines(record: RunRecord) -> Markup:
-    note = "Each lane is a rank. The height of a color is the share of its time that a stage takes."
-    drawn = timeline.whole_run(record)
-    return inner(tag("p", note, class_="note"), drawn) if drawn else Markup()
 
 
 def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
@@ -161,15 +168,14 @@ class Plots:
         return legend(names_of(self._records)) if len(self._records) > 1 else None
 
     def _figures(self, plots: Sequence[Plot], first: int) -> Markup:
-        return tag("div", [_figure(plot, first + index) for index, plot in enumerate(plots)], class_="plots")
-
-
-def _figure(plot: Plot, number: int) -> Markup:
-    values = (curve.last for curve in plot.curves)
-    last = " · ".join("–" if value is None else plot.text(value) for value in values)
-    caption = tag("figcaption", tag("span", plot.name, class_="name"), tag("span", last, class_="last"))
-    name = plot.name if plot.axis == "step" else None
-    return tag("figure", caption, plot.drawn(), data_plot=str(number), data_name=name)
+        figures = []
+        for index, plot in enumerate(plots, first):
+            values = (curve.last for curve in plot.curves)
+            last = " · ".join("–" if value is None else plot.text(value) for value in values)
+            names = tag("span", plot.name, class_="name"), tag("span", last, class_="last")
+            name, caption = plot.name if plot.axis == "step" else None, tag("figcaption", names)
+            figures.append(tag("figure", caption, plot.drawn(), data_plot=str(index), data_name=name))
+        return tag("div", figures, class_="plots")
 
 
 def faults(record: RunRecord) -> Markup:
@@ -252,29 +258,3 @@ def facts_of_both(records: Sequence[RunRecord]) -> Markup:
         tag("span", tag("span", class_=f"swatch k{n}"), name) for n, name in enumerate(names_of(records))
     ]
     return sections.table(("", *heads), rows)
-
-
-def metric_table(records: Sequence[RunRecord]) -> Markup:
-    """Returns the first, last, least and greatest value of each metric, a row for each run."""
-    rows = list[Sequence[Child]]()
-    known = dict.fromkeys(name for record in records for name in record.series)
-    for name in sorted(known, key=STEP_SECONDS.__eq__):
-        for index, record in enumerate(records):
-            swatch = tag("span", class_=f"swatch k{index}", title=names_of(records)[index])
-            rows.append((name if index == 0 else "", swatch, *_row(record.series.get(name))))
-    heads = ("metric", "run", "first", "last", "least", "at step", "greatest", "at step")
-    return sections.table(heads, rows, (2, 3, 4, 5, 6, 7))
-
-
-def _row(series: Series | None) -> list[str]:
-    if series is None:
-        return [""] * 6
-    return [_value(series.first), _value(series.last), *_with_step(series.low), *_with_step(series.high)]
-
-
-def _value(point: Point | None) -> str:
-    return number(point[1]) if point else ""
-
-
-def _with_step(point: Point | None) -> tuple[str, str]:
-    return (_value(point), f"{point[0]:g}") if point else ("", "")

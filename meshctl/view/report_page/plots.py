@@ -36,7 +36,10 @@ class Scale:
 
     def ticks(self, count: int, text: Callable[[float], str] = number, least: float = 0.0) -> list[Tick]:
         """Returns about `count` ticks at round values, with at least this distance."""
-        step = max(least, round_step((self.high - self.low) / count))
+        width = (self.high - self.low) / count
+        power = 10.0 ** math.floor(math.log10(width))
+        rounded = (factor * power for factor in (1, 2, 5, 10))  # 1, 2, 5, 10, 20, ... times a power of ten
+        step = max(least, next(step for step in rounded if step >= width * (1 - 1e-9)))
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [index * step for index in range(first, last + 1)]
         return [Tick(self.part(value), text(float(f"{value:.12g}"))) for value in values]
@@ -45,22 +48,6 @@ class Scale:
 def step_text(most: float) -> Callable[[float], str]:
     """Formats a step on an axis up to step `most`, in thousands where the number is long."""
     return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
-
-
-def round_step(least: float) -> float:
-    """Returns the least of 1, 2, 5, 10, 20, ... (times any power of ten) that is not below `least`."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
-
-
-def scale_of(values: list[float]) -> Scale:
-    """Returns a scale that shows all values, with a margin."""
-    low, high = min(values), max(values)
-    span = high - low
-    if span <= 1e-12 * max(abs(low), abs(high)):
-        span = abs(low) or 1.0
-        return Scale(low - span / 2, high + span / 2)
-    return Scale(low - MARGIN * span, high + MARGIN * span)
 
 
 UNITS = (
@@ -128,9 +115,15 @@ class Plot:
     @property
     def y(self) -> Scale | None:
         values = [value for curve in self.curves for _, value in curve.points if value is not None]
-        if values and self.unit == "bytes":
-            return Scale(0.0, 1.06 * max(values) or 1.0)
-        return scale_of(values) if values else None
+        if not values:
+            return None
+        low, high = min(values), max(values)
+        if self.unit == "bytes":
+            return Scale(0.0, (1 + MARGIN) * high or 1.0)
+        margin = MARGIN * (high - low)
+        if high - low <= 1e-12 * max(abs(low), abs(high)):
+            margin = abs(low) / 2 or 0.5
+        return Scale(low - margin, high + margin)
 
     def drawn(self) -> Markup:
         y = self.y
@@ -141,39 +134,6 @@ class Plot:
             for tick in y.ticks(Y_TICKS, self.text)
         ]
         axis = tag("svg", labels, class_="y-axis", height=HEIGHT + AXIS, aria_hidden="true")
-        area = tag(
-            "svg",
-            stretched(self._inside(y), HEIGHT),
-            x_labels(self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0), HEIGHT),
-            class_="plot-area",
-            width="100%",
-            height=HEIGHT + AXIS,
-            role="img",
-            aria_label=self._description(),
-        )
-        return tag("div", axis, area, class_="plot", data_low=y.low, data_high=y.high)
-
-    def _inside(self, y: Scale) -> Iterator[Markup]:
-        for tick in y.ticks(Y_TICKS):
-            line = HEIGHT * (1 - tick.part)
-            yield tag("line", class_="grid", x1=0, x2=WIDTH, y1=line, y2=line)
-        for place, text in self.marks:
-            at = WIDTH * self.x.part(place)
-            yield tag("line", tag("title", text), class_="restart", x1=at, x2=at, y1=0, y2=HEIGHT)
-        for index, curve in enumerate(self.curves):
-            yield from self._curve(curve, index, y)
-
-    def _curve(self, curve: Curve, index: int, y: Scale) -> Iterator[Markup]:
-        yield tag("path", class_=f"curve k{index}", d=path_of(curve.points, self.x, y))
-        values = [point for point in curve.points if point[1] is not None]
-        if len(values) <= MAX_DOTS:
-            dots = "".join(f"{_xy(point, self.x, y)}h0" for point in values)
-            yield tag("path", class_=f"dots k{index}", d=dots)
-        gaps = "".join(f"M{WIDTH * self.x.part(at):.1f} {HEIGHT - 9}v9" for at in curve.gaps[:MAX_GAP_MARKS])
-        if gaps:
-            yield tag("path", tag("title", "not finite"), class_="gap", d=gaps)
-
-    def _description(self) -> str:
         words = []
         for curve in self.curves:
             values = [value for _, value in curve.points if value is not None]
@@ -185,7 +145,36 @@ class Plot:
                 )
         gaps = sum(len(curve.gaps) for curve in self.curves)
         more = f"; {count(gaps, 'value')} not finite" if gaps else ""
-        return f"{self.name}: {'; '.join(words)}{more}"
+        area = tag(
+            "svg",
+            stretched(self._inside(y), HEIGHT),
+            x_labels(self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0), HEIGHT),
+            class_="plot-area",
+            width="100%",
+            height=HEIGHT + AXIS,
+            role="img",
+            aria_label=f"{self.name}: {'; '.join(words)}{more}",
+        )
+        return tag("div", axis, area, class_="plot", data_low=y.low, data_high=y.high)
+
+    def _inside(self, y: Scale) -> Iterator[Markup]:
+        for tick in y.ticks(Y_TICKS):
+            line = HEIGHT * (1 - tick.part)
+            yield tag("line", class_="grid", x1=0, x2=WIDTH, y1=line, y2=line)
+        for place, text in self.marks:
+            at = WIDTH * self.x.part(place)
+            yield tag("line", tag("title", text), class_="restart", x1=at, x2=at, y1=0, y2=HEIGHT)
+        for index, curve in enumerate(self.curves):
+            yield tag("path", class_=f"curve k{index}", d=path_of(curve.points, self.x, y))
+            values = [point for point in curve.points if point[1] is not None]
+            if len(values) <= MAX_DOTS:
+                dots = "".join(f"{_xy(point, self.x, y)}h0" for point in values)
+                yield tag("path", class_=f"dots k{index}", d=dots)
+            gaps = "".join(
+                f"M{WIDTH * self.x.part(at):.1f} {HEIGHT - 9}v9" for at in curve.gaps[:MAX_GAP_MARKS]
+            )
+            if gaps:
+                yield tag("path", tag("title", "not finite"), class_="gap", d=gaps)
 
     def data(self) -> dict[str, Any]:
         """Returns the numbers of the plot for the script."""
@@ -221,14 +210,13 @@ def x_labels(ticks: Sequence[Tick], height: int) -> Iterator[Markup]:
 
 def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
     """Returns the path of a curve, with a gap where a value is None."""
-    parts, is_down = list[str](), False
+    parts = list[str]()
+    before: float | None = None
     for point in points:
-        if point[1] is None:
-            is_down = False
-            continue
-        place = _xy(point, x, y)
-        parts.append(place if not is_down else f"L{place[1:]}")
-        is_down = True
+        if point[1] is not None:
+            place = _xy(point, x, y)
+            parts.append(place if before is None else f"L{place[1:]}")
+        before = point[1]
     return "".join(parts)
 
 
@@ -238,9 +226,9 @@ def _xy(point: Point, x: Scale, y: Scale) -> str:
 
 def _short(value: float | None) -> float | None:
     """Returns a number with six significant digits."""
-    if value is None or float(value).is_integer():
-        return value if value is None else int(value)
-    return float(f"{value:.6g}")
+    if value is None:
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
 
 
 def legend(names: Sequence[str]) -> Markup:
@@ -269,15 +257,11 @@ def memory_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
             curves = [Curve(_most(record, group, key), name=record.seen.name) for record in records]
             if not any(curve.points for curve in curves):
                 continue
-            name = f"{group}: {what}{_of_ranks(records, group)}"
-            yield Plot(
-                name, curves, scale, text=size, x_ticks=time_ticks(scale, 5), unit="bytes", axis="time"
-            )
-
-
-def _of_ranks(records: Sequence[RunRecord], group: str) -> str:
-    workers = max(one.workers for record in records for one in record.seen.plan.groups if one.name == group)
-    return f", the most of {count(workers, 'rank')}" if workers > 1 else ""
+            same = [one for record in records for one in record.seen.plan.groups if one.name == group]
+            workers = max(one.workers for one in same)
+            name = f"{group}: {what}" + (f", the most of {count(workers, 'rank')}" if workers > 1 else "")
+            ticks = time_ticks(scale, 5)
+            yield Plot(name, curves, scale, text=size, x_ticks=ticks, unit="bytes", axis="time")
 
 
 def _most(record: RunRecord, group: str, key: str) -> list[Point]:

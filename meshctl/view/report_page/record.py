@@ -103,17 +103,6 @@ class RunClock:
         return self._before[number] + min(time, self._ends[number]) - self._begins[number]
 
 
-def launches_of(events: Iterable[Event]) -> list[float]:
-    """Returns the times of the launches among the launcher's events. A restart after a failure is none."""
-    found, is_restart = list[float](), False
-    for event in events:
-        if event.name == "launched" and not is_restart:
-            found.append(event.time)
-        if event.name in ("launched", "restarted") and "group" not in event.value:
-            is_restart = event.name == "restarted"
-    return found
-
-
 MAX_DECODED = 60_000
 """About how many `step` events are decoded."""
 LINE_BYTES = 180
@@ -270,7 +259,12 @@ class RunRecord:
     @cached_property
     def clock(self) -> RunClock:
         spans = (spans[-1].end for spans in self.steps.spans.values())
-        launched = launches_of(self.launcher_events)
+        launched, is_restart = list[float](), False
+        for event in self.launcher_events:
+            if event.name == "launched" and not is_restart:
+                launched.append(event.time)
+            if event.name in ("launched", "restarted") and "group" not in event.value:
+                is_restart = event.name == "restarted"
         return RunClock(launched, [*(event.time for event in self.steps.others), *spans])
 
     @cached_property
@@ -286,15 +280,13 @@ class RunRecord:
                     now.step = event.step or 0
                 case "restarted" if now and "group" not in event.value:
                     now.cause = str(event.value.get("cause", ""))
-                    now.lost = self._reached(now.time, event.time) - (event.step or 0)
+                    spans = (span for spans in self.steps.spans.values() for span in spans)
+                    now.lost = max(
+                        (span.last for span in spans if now.time <= span.end <= event.time), default=0
+                    ) - (event.step or 0)
                 case "over" if now and event.value.get("code"):
                     now.cause = str(event.value.get("reason", ""))
         return found
-
-    def _reached(self, begin: float, end: float) -> int:
-        """Returns the last step that any worker has ended between two times."""
-        spans = (span for spans in self.steps.spans.values() for span in spans)
-        return max((span.last for span in spans if begin <= span.end <= end), default=0)
 
     @cached_property
     def faults(self) -> list[Event]:

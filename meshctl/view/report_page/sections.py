@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
@@ -12,7 +13,7 @@ from meshctl.run.events import Event, restart_line
 from meshctl.text.redaction import redact
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.summary import means, route_rows
-from meshctl.view.pictures.svg import inline
+from meshctl.view.pictures.svg import document
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import RunRecord
 from meshctl.view.times import conclusions, percent, rows
@@ -22,17 +23,15 @@ MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
 
 def table(heads: Sequence[Child], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
     """Returns a table, or nothing without rows. The columns `numbers` are right-aligned."""
-    head = tag("tr", [tag("th", text, scope="col", class_=_kind(i, numbers)) for i, text in enumerate(heads)])
+    kinds = ["n" if column in numbers else None for column in range(len(heads))]
+    head = [tag("th", text, scope="col", class_=kind) for text, kind in zip(heads, kinds, strict=True)]
     body = [
-        tag("tr", [tag("td", cell, class_=_kind(i, numbers)) for i, cell in enumerate(row)]) for row in rows
+        tag("tr", [tag("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)])
+        for row in rows
     ]
     if not body:
         return Markup()
-    return tag("div", tag("table", tag("thead", head), tag("tbody", body)), class_="scroll")
-
-
-def _kind(column: int, numbers: Sequence[int]) -> str | None:
-    return "n" if column in numbers else None
+    return tag("div", tag("table", tag("thead", tag("tr", head)), tag("tbody", body)), class_="scroll")
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Markup:
@@ -101,31 +100,26 @@ def cause(record: RunRecord) -> Markup:
 
 
 def topology_picture(record: RunRecord) -> Markup:
-    return tag("div", Markup(inline(topology(record.seen.plan))), class_="scroll topology", tabindex=0)
+    return tag("div", Markup(document(topology(record.seen.plan))), class_="scroll topology", tabindex=0)
 
 
 def time_table(record: RunRecord) -> Markup:
     """Returns the time of each group in a step, and the bound of the run; empty for a run without a step."""
     use = record.seen.state.time_use
     if use is None:
-        return _means(record)
+        mean_rows = list[Sequence[Child]]()
+        for name, group in record.seen.state.groups.items():
+            for index, (stage, mean) in enumerate(means(group)):
+                share = mean / group.step.mean if group.step.mean else 0.0
+                row = (name if index == 0 else "", stage, milliseconds(mean), _bar(share), percent(share))
+                mean_rows.append(row)
+        return table(("group", "stage", "mean ms", "share", ""), mean_rows, (2, 4))
     heads, *found = rows(use)
     shares = [(*row[:3], _bar(float(row[3].split()[0]) / 100), *row[3:]) for row in found]
     lines = [tag("li", quoted(text[0].upper() + text[1:] + ".")) for text in conclusions(use)]
     return inner(
         table((*heads[:3], heads[3], "", "waits for"), shares, (2, 4)), tag("ul", lines, class_="conclusions")
     )
-
-
-def _means(record: RunRecord) -> Markup:
-    """Returns the mean time of each stage in a step, by group, where the other times are not known."""
-    found = list[Sequence[Child]]()
-    for name, group in record.seen.state.groups.items():
-        for index, (stage, mean) in enumerate(means(group)):
-            share = mean / group.step.mean if group.step.mean else 0.0
-            row = (name if index == 0 else "", stage, milliseconds(mean), _bar(share), percent(share))
-            found.append(row)
-    return table(("group", "stage", "mean ms", "share", ""), found, (2, 4))
 
 
 def _bar(share: float) -> Markup:
@@ -147,24 +141,17 @@ def attempt_table(record: RunRecord) -> Markup:
     attempts = record.attempts
     if len(attempts) < 2:
         return Markup()
-    sizes = [", ".join(f"{name} {count}" for name, count in each.workers.items()) for each in attempts]
-    rows = [
-        [
-            str(each.number),
-            when(each.time),
-            _from(each.step),
-            workers,
-            str(each.lost or ""),
-            redact(each.cause),
-        ]
-        for each, workers in zip(attempts, sizes, strict=True)
-    ]
-    heads = ["attempt", "began", "continued after", "workers", "steps that ran again", "why it ended"]
-    if len(set(sizes)) > 1:
-        return table(heads, rows, (0, 4))
-    for row in (heads, *rows):
+    rows = [["attempt", "began", "continued after", "workers", "steps that ran again", "why it ended"]]
+    for each in attempts:
+        after = f"step {each.step}" if each.step else "the beginning"
+        workers = ", ".join(f"{name} {count}" for name, count in each.workers.items())
+        lost = str(each.lost or "")
+        rows.append([str(each.number), when(each.time), after, workers, lost, redact(each.cause)])
+    if len({row[3] for row in rows[1:]}) > 1:
+        return table(rows[0], rows[1:], (0, 4))
+    for row in rows:
         del row[3]
-    return table(heads, rows, (0, 3))
+    return table(rows[0], rows[1:], (0, 3))
 
 
 def group_restarts(record: RunRecord) -> Markup:
@@ -172,10 +159,6 @@ def group_restarts(record: RunRecord) -> Markup:
     found = [event for event in record.events("restarted") if "group" in event.value][-MAX_GROUP_RESTARTS:]
     items = [tag("li", when(event.time), ": ", redact(restart_line(event))) for event in found]
     return tag("ul", items) if items else Markup()
-
-
-def _from(step: int | None) -> str:
-    return f"step {step}" if step else "the beginning"
 
 
 def fault_list(record: RunRecord) -> Iterator[Markup]:
@@ -278,7 +261,8 @@ def facts_of(record: RunRecord) -> dict[str, str]:
     launch = record.launches[-1] if record.launches else {}
     packages = launch.get("packages")
     versions = packages if isinstance(packages, Mapping) else {}
-    launcher = record.seen.launcher
+    launcher, found = record.seen.launcher, launch.get("gpus")
+    gpus = Counter(map(str, found if isinstance(found, list) else ()))
     return {
         "host": _text(launch.get("host")) or (launcher.host if launcher else ""),
         "folder": _text(launch.get("folder")),
@@ -287,18 +271,9 @@ def facts_of(record: RunRecord) -> dict[str, str]:
         "system": _text(launch.get("system")),
         "CPUs": _text(launch.get("cpus")),
         "main memory": size(memory) if (memory := _number(launch.get("memory"))) else "",
-        "GPUs": _gpus(launch.get("gpus")),
+        "GPUs": ", ".join(count(number, name) if number > 1 else name for name, number in gpus.items()),
         **record.git,
     }
-
-
-def _gpus(names: Any) -> str:
-    if not isinstance(names, list):
-        return ""
-    return ", ".join(
-        count(names.count(name), str(name)) if names.count(name) > 1 else str(name)
-        for name in dict.fromkeys(map(str, names))
-    )
 
 
 def overrides_of(launch: Mapping[str, Any]) -> list[str]:

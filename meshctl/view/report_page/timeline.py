@@ -6,7 +6,7 @@ The run is drawn in columns: in each one the height of a stage is the share of i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshctl.plan.model import Plan
@@ -67,17 +67,12 @@ class Lanes:
         for (group, rank), top in self.tops.items():
             middle = top + self.height / 2 + 4
             if group != before:
-                found.append(
-                    tag("text", _cut(group), class_="group", x=0, y=top + max(9, self.height / 2 + 4))
-                )
+                name = group if len(group) <= 12 else f"{group[:11]}…"
+                found.append(tag("text", name, class_="group", x=0, y=top + max(9, self.height / 2 + 4)))
                 before = group
             if rank % every == 0:
                 found.append(tag("text", str(rank), x="100%", y=middle, text_anchor="end"))
         return tag("svg", found, class_="lane-names", height=self.bottom + AXIS, aria_hidden="true")
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 12 else f"{name[:11]}…"
 
 
 class Colors:
@@ -106,10 +101,35 @@ def whole_run(record: RunRecord) -> Markup:
     boxes: dict[str, list[Box]] = {}
     for worker, top in lanes.tops.items():
         for number, shares in sorted(_columns(record, record.steps.spans.get(worker, ()), colors).items()):
-            _stack(boxes, shares, number * WIDTH / COLUMNS, WIDTH / COLUMNS, top, lanes.height)
+            x, width = number * WIDTH / COLUMNS, WIDTH / COLUMNS
+            total = sum(shares.values())
+            covered = min(1.0, total)
+            _append(boxes, "rest", (x, top, width, lanes.height))
+            y = float(top + lanes.height)
+            for name in sorted(shares):
+                part = round(4 * lanes.height * shares[name] * covered / total) / 4 if total else 0.0
+                if name == "rest" or not part:
+                    continue
+                y -= part
+                _append(boxes, name, (x, y, width, part))
     scale = Scale(0.0, length)
-    drawing = _drawing(boxes, lanes, length, _marks(record, lanes, scale))
-    return inner(colors.legend(boxes, record), drawing)
+    ticks = time_ticks(scale, 6)
+    paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
+    height = lanes.bottom
+    places = [f"{100 * tick.part:.2f}%" for tick in ticks]
+    lines = [tag("line", class_="grid", x1=at, x2=at, y1=TOP - 2, y2=height) for at in places]
+    drawn = tag(
+        "svg",
+        (lines, stretched(paths, height), x_labels(ticks, height), list(_marks(record, lanes, scale))),
+        class_="lanes",
+        width="100%",
+        height=height + AXIS,
+        role="img",
+        aria_label=f"The run: a lane for each of {len(lanes.workers)} ranks",
+    )
+    names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
+    drawn = tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=length)
+    return inner(colors.legend(boxes, record), drawn)
 
 
 def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[int, dict[str, float]]:
@@ -135,23 +155,6 @@ def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[i
             for name, seconds in parts:
                 column[name] = column.get(name, 0.0) + seconds * factor
     return found
-
-
-def _stack(
-    boxes: dict[str, list[Box]], shares: dict[str, float], x: float, width: float, top: int, height: int
-) -> None:
-    """Adds the boxes of one column of a lane: stages from below, sends, then waits; the rest is behind
-    them."""
-    total = sum(shares.values())
-    covered = min(1.0, total)
-    _append(boxes, "rest", (x, top, width, height))
-    y = float(top + height)
-    for name in sorted(shares):
-        part = round(4 * height * shares[name] * covered / total) / 4 if total else 0.0
-        if name == "rest" or not part:
-            continue
-        y -= part
-        _append(boxes, name, (x, y, width, part))
 
 
 def _append(boxes: dict[str, list[Box]], kind: str, box: Box) -> None:
@@ -181,31 +184,8 @@ def _marks(record: RunRecord, lanes: Lanes, scale: Scale) -> Iterator[Markup]:
 
 
 def _mark(kind: str, part: float, text: str, lanes: Lanes) -> Markup:
-    where = f"{100 * part:.2f}%"
-    title = tag("title", text)
-    if kind == "checkpoint":
-        return tag("line", title, class_=kind, x1=where, x2=where, y1=1, y2=TOP - 3)
-    return tag("line", title, class_=kind, x1=where, x2=where, y1=0, y2=lanes.bottom)
-
-
-def _drawing(boxes: dict[str, list[Box]], lanes: Lanes, seconds: float, marks: Iterable[Markup]) -> Markup:
-    """Returns the lanes above an axis of so many seconds."""
-    ticks = time_ticks(Scale(0.0, seconds), 6)
-    paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
-    height = lanes.bottom
-    places = [f"{100 * tick.part:.2f}%" for tick in ticks]
-    lines = [tag("line", class_="grid", x1=at, x2=at, y1=TOP - 2, y2=height) for at in places]
-    drawn = tag(
-        "svg",
-        (lines, stretched(paths, height), x_labels(ticks, height), list(marks)),
-        class_="lanes",
-        width="100%",
-        height=height + AXIS,
-        role="img",
-        aria_label=f"The run: a lane for each of {len(lanes.workers)} ranks",
-    )
-    names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
-    return tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=seconds)
+    where, ends = f"{100 * part:.2f}%", (1, TOP - 3) if kind == "checkpoint" else (0, lanes.bottom)
+    return tag("line", tag("title", text), class_=kind, x1=where, x2=where, y1=ends[0], y2=ends[1])
 
 
 def _shape(box: Box) -> str:

@@ -5,19 +5,16 @@ A diagnostic without a span stands at the beginning of its recipe. A correct rec
 
 from __future__ import annotations
 
-from meshctl.diagnostics import Diagnostic
 from meshctl.view.reports import Findings
 from meshctl.view.reports.text import shown
 
 
 def draw(findings: Findings) -> str:
-    return "".join(
-        f"{line(found, one.recipe)}\n" for one in findings.checked for found in one.report.diagnostics
-    )
-
-
-def line(found: Diagnostic, recipe: str) -> str:
-    span = found.primary
-    place = f"{span.file}:{span.line}:{span.column}" if span else f"{recipe}:1:1"
-    severity = "" if found.severity == "error" else f"{found.severity}: "
-    return shown(f"{place}: {found.code} {severity}{found.message}")
+    lines = []
+    for one in findings.checked:
+        for found in one.report.diagnostics:
+            span = found.primary
+            place = f"{span.file}:{span.line}:{span.column}" if span else f"{one.recipe}:1:1"
+            severity = "" if found.severity == "error" else f"{found.severity}: "
+            lines.append(shown(f"{place}: {found.code} {severity}{found.message}") + "\n")
+    return "".join(lines)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from meshctl.diagnostics import Diagnostic, Report, Span
+from meshctl.diagnostics import Diagnostic, Report
 from meshctl.view.reports import Findings
 
 MAX_LINE = 96
@@ -50,20 +50,15 @@ def draw(findings: Findings) -> str:
 
 def text(report: Report, *, color: bool = False) -> str:
     """Returns at most `MAX_SHOWN` diagnostics, separated by blank lines, and the number of others."""
-    paint = _painted if color else _plain
+
+    def paint(text: str, what: str) -> str:
+        return f"\x1b[{COLORS[what]}m{text}\x1b[0m" if color and text else text
+
     lines: Lines = dict(report.sources)
     shown = ["\n".join(_diagnostic(found, lines, paint)) for found in report.diagnostics[:MAX_SHOWN]]
     if len(report.diagnostics) > MAX_SHOWN:
         shown.append(f"and {len(report.diagnostics) - MAX_SHOWN} more")
     return "\n\n".join(shown)
-
-
-def _plain(text: str, what: str) -> str:
-    return text
-
-
-def _painted(text: str, what: str) -> str:
-    return f"\x1b[{COLORS[what]}m{text}\x1b[0m" if text else text
 
 
 def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
@@ -79,21 +74,17 @@ def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
         )
         if span.line <= len(lines.get(span.file, ())):
             yield bar
-            yield from _excerpt(span, lines[span.file][span.line - 1], "^" if first else "-", gutter, paint)
+            mark = "^" if first else "-"
+            line, column = _window(lines[span.file][span.line - 1], span.column)
+            before, marked = line[: column - 1], line[column - 1 : column - 1 + span.width]
+            yield f"{paint(f'{span.line:>{gutter}} |', 'frame')} {shown(line)}".rstrip()
+            drawn = f"{mark * max(1, cells(marked))} {shown(span.label)}".rstrip()
+            empty = paint(" " * gutter + " |", "frame")
+            yield f"{empty} {' ' * cells(before)}{paint(drawn, mark)}"
     if found.help:
         if spans:
             yield bar
         yield f"{' ' * gutter} {paint('=', 'frame')} help: {shown(found.help)}"
-
-
-def _excerpt(span: Span, line: str, mark: str, gutter: int, paint: Paint) -> Iterator[str]:
-    """Yields the line, and the marks below it with their message."""
-    line, column = _window(line, span.column)
-    before, marked = line[: column - 1], line[column - 1 : column - 1 + span.width]
-    number, bar = paint(f"{span.line:>{gutter}} |", "frame"), paint(f"{'':>{gutter}} |", "frame")
-    yield f"{number} {shown(line)}".rstrip()
-    drawn = f"{mark * max(1, cells(marked))} {shown(span.label)}".rstrip()
-    yield f"{bar} {' ' * cells(before)}{paint(drawn, mark)}"
 
 
 def _window(line: str, column: int) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshctl.cli.completion.candidate import Candidate
+from meshctl.cli.completion import Candidate
 from meshctl.cli.completion.line import answer, complete
 from tests.cli.completion.conftest import bash
 from tests.examples import examples

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from meshctl.cli import init as command
@@ -15,7 +14,6 @@ from meshctl.cli.init import FILE, MODELINE, Options, init, schema_text
 from meshctl.cli.load import plan_of
 from meshctl.package import install_command
 from meshctl.recipe.fields import schema
-from meshctl.recipe.templates import WrongChoice, module_of, quoted, stem_of
 from tests.cli.init.conftest import names, validated
 from tests.paths import RECIPES
 
@@ -202,20 +200,6 @@ def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFix
     output, wrong = capsys.readouterr()
     assert output == "" and wrong.startswith("error: ") and wrong.count("\n") == 1 and "\x1b" not in wrong
     assert names(here) == set()
-
-
-def test_a_name_is_proposed() -> None:
-    with pytest.raises(WrongChoice, match=r"is not a valid name of a run: .*, like `my-run-1`"):
-        stem_of("my run, 1!")
-    assert module_of("a.b", ["a_b"]) == "a_b_job"
-
-
-ODD_TEXTS = ("no", "On", "1", "1e3", "a b", 'a"b', "a\\b", "a\tb", "null", "~", "", "a: b", "#a", ".inf", "é")
-
-
-@pytest.mark.parametrize("text", [*ODD_TEXTS, "12:30", "-", "0x1f", "./-x"])
-def test_text_stays_text_in_yaml(text: str) -> None:
-    assert yaml.safe_load(f"[{quoted(text)}]") == [text]
 
 
 KINDS = "`train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf`, `grpo_vllm`, `ppo` and `distill_on_policy`"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshctl.cli.validate import Options, validate
+from tests.cli.commands import code_of
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
 
@@ -25,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str, **asked: Any) -> tuple[int, str, str]:
     """Returns (exit code, stdout, stderr)."""
-    code = validate(arguments, Options(**asked))
+    code = code_of(validate, arguments, Options(**asked))
     return code, *capfd.readouterr()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshctl.plan.model import as_data
 from meshctl.plan.views.difference import Change, Fact, difference
-from meshctl.plan.views.topology import Topology, Warning, topology
+from meshctl.plan.views.topology import Topology, topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.memory import ComponentMemory, DeviceMemory, Memory
 from tests.view.pictures.plans import call, component, group, plan, sync
@@ -39,52 +39,6 @@ def found(before: Topology, after: Topology) -> dict[tuple[str, str], Change]:
     return {(change.subject, change.name): change for change in difference(before, after).changes}
 
 
-def test_a_larger_group() -> None:
-    changes = found(job(4), job(8, nodes=2))
-    assert facts(changes["job", ""]) == {"workers": (8, 12), "nodes": (1, 2), "idle devices": (0, 4)}
-    assert facts(changes["groups", "train"]) == {
-        "workers": (4, 8),
-        "devices": (4, 8),
-        "nodes": (1, 2),
-        "place": ("node 0 from device 4", "node 0 from device 4, node 1"),
-    }
-    assert facts(changes["components", "actor"]) == {
-        "layout": ("fsdp 4", "fsdp 8"),
-        "data ranks": (4, 8),
-        "reach fsdp": ("inside", "all"),
-    }
-    assert facts(changes["routes", "rollouts -> metrics"]) == {
-        "ranks": ((4, 4), (4, 8)),
-        "shares": (4, 8),
-        "over": ("device", "device devices"),
-    }
-    weights = facts(changes["weights", "publish"])
-    assert weights["ranks"] == ((4, 4), (8, 4)) and weights["layout of the producer"] == ("fsdp 4", "fsdp 8")
-    assert len(changes) == 5
-
-
-def test_what_is_new_and_what_is_gone() -> None:
-    before = job()
-    after = replace(
-        before,
-        groups=before.groups[:1],
-        components=before.components[:1],
-        stages=before.stages[:1],
-        routes=(),
-    )
-    gone = difference(before, after).changes
-    parts = [
-        *(("groups", "train"), ("components", "actor"), ("stages", "metrics"), ("stages", "publish")),
-        *(("routes", "rollouts -> metrics"), ("weights", "publish")),
-    ]
-    assert [(change.subject, change.name) for change in gone] == parts
-    actor = {"group": ("train", None), "target": ("x.Actor", None), "layout": ("fsdp 4", None)}
-    assert {change.mark for change in gone} == {"removed"} and facts(gone[1]) == actor
-    new = difference(after, before).changes
-    assert [(change.subject, change.name) for change in new] == parts
-    assert {change.mark for change in new} == {"added"} and facts(new[2]) == {"call": (None, "actor.update")}
-
-
 def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
     before = job()
     first, second, third = before.stages
@@ -95,16 +49,6 @@ def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
         ("metrics", (Fact("order", 2, 1),)),
         ("rollouts", (Fact("order", 1, 2),)),
     ]
-
-
-def test_warnings_that_vanish_and_appear() -> None:
-    idle, crosses = Warning("MC320", "idle", "a:1:1", ""), Warning("MC420", "crosses", "", "")
-    before = replace(job(), warnings=(idle,))
-    after = replace(job(), warnings=(crosses, replace(idle, where="b:2:2")))
-    assert difference(before, after).changes == (
-        Change("warnings", "MC420", "added", (Fact("message", None, "crosses"),)),
-    )
-    assert [change.mark for change in difference(after, before).changes] == ["removed"]
 
 
 def test_it_is_plain_data() -> None:

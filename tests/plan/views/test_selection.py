@@ -233,21 +233,6 @@ def test_its_groups_and_neighbours_are_those_of_its_meshes(mesh: DeviceMesh, dat
         assert neighbours.after == mesh.neighbour(rank, neighbours.dim, 1, neighbours.dim == "cp")
 
 
-def test_virtual_stages_make_the_pipeline_a_ring() -> None:
-    plan = on_cpu(DeviceMesh.from_sizes(pp_size=4, vpp_size=2))
-    (mine,) = of_rank(plan, topology(plan), "g", 3).components
-    assert (mine.pp_stages, mine.of_pp_stages) == ((3, 7), 8)
-    assert [(each.dim, each.before, each.after, each.ring) for each in mine.neighbours] == [
-        ("pp", 2, 0, True)
-    ]
-
-
-def test_the_names_of_its_devices_are_those_of_the_recipe() -> None:
-    zoom = of("two_nodes.yaml", "rollout", 1, "+groups.rollout.visible_devices=[7,6,5,4,3,2,1,0]")
-    assert (zoom.devices, zoom.visible_devices, zoom.program) == ((2, 3), ("5", "4"), "")
-    assert of("two_nodes.yaml", "spare", 0).program == "-m timeit --every 5"
-
-
 # Components, dims, nodes
 
 

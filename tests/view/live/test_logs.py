@@ -8,7 +8,7 @@ import pytest
 
 from meshctl.run.directory import RunDir
 from meshctl.run.logs import LogFile
-from meshctl.view.live.logs import MAX_LINE_LETTERS, LogTail, printable
+from meshctl.view.live.output import MAX_LINE_LETTERS, LogTail, printable
 
 MAX = 1 << 10
 """Maximum number of bytes per call."""

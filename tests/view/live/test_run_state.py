@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 
 import pytest
 
 from meshctl.run.events import Event, restart_line
-from meshctl.view.live.run_state import MAX_POINTS, History, RunState
+from meshctl.view.live.run_state import RunState
 from meshctl.view.live.state_file import as_text, data_of, state_of
 from tests.view.recorded import Recorded, make_plan
 
@@ -98,19 +97,6 @@ def test_a_line_that_comes_again_counts_once() -> None:
     state.on_row({"step": 1, "time": 1.5, "a": 2.0, "b": 3.0})
     shown = [(name, history.points, history.last) for name, history in state.shown()]
     assert shown == [("a", [1.0], 2.0), ("b", [3.0], 3.0)]
-
-
-def test_a_history_is_thinned_evenly_and_what_is_not_finite_is_a_gap() -> None:
-    history = History()
-    for value in range(10 * MAX_POINTS):
-        history.add(float(value))
-    gaps = {second - first for first, second in pairwise(history.points)}
-    assert len(history.points) <= MAX_POINTS and len(gaps) == 1
-    assert history.first == 0 and history.last == 10 * MAX_POINTS - 1
-    history = History()
-    for missing in (None, 1.0, None):
-        history.add(missing)
-    assert (history.first, history.last, history.points) == (1.0, None, [1.0])
 
 
 def test_a_smaller_attempt_has_fewer_workers() -> None:

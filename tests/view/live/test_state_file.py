@@ -15,8 +15,6 @@ from meshctl.run.launcher import Launcher
 from meshctl.run.metrics import Fold
 from meshctl.view.live.run_state import RunState
 from meshctl.view.live.state_file import (
-    FORMAT,
-    OtherFormat,
     StateFile,
     as_text,
     data_of,
@@ -138,23 +136,6 @@ def test_an_end_that_only_the_events_have(recorded: Recorded, run: RunDir) -> No
     assert (state.condition, state.reason) == ("failed", "train:1 failed")
 
 
-@pytest.mark.parametrize(
-    ("text", "error", "match"),
-    [
-        ("{", ValueError, "."),
-        ("[]", ValueError, "."),
-        ('{"format": 99}', OtherFormat, "99"),
-        (json.dumps({"format": FORMAT, "launcher": None}), ValueError, "lacks"),
-    ],
-)
-def test_a_damaged_file(
-    text: str, error: type[Exception], match: str, recorded: Recorded, run: RunDir
-) -> None:
-    run.state.write_text(text)
-    with pytest.raises(error, match=match):
-        saved_state(recorded.plan, run)
-
-
 def test_a_deleted_run_directory_is_not_made_again(recorded: Recorded, run: RunDir) -> None:
     view = StateFile(recorded.plan, run)
     run.state.unlink()
@@ -177,21 +158,3 @@ def test_that_the_run_stops_is_written_at_once(
     while read_data(run)["state"] != "stopping":
         time.sleep(0.001)
     file.on_end(130, "interrupted")
-
-
-def test_events_with_values_of_other_types_are_skipped(recorded: Recorded, run: RunDir) -> None:
-    recorded.write(run)
-    whole = comparable(folded_state(recorded.plan, run))
-    damaged = [
-        '"time":"now"',
-        '"step":"x","time":1',
-        '"value":[1],"time":1',
-        '"rank":{},"time":1',
-        '"time":null',
-    ]
-    names = ("step", "launched", "over", "stall", "checkpoint", "fault", "warning", "restarted")
-    lines = [f'{{"name":"{name}",{rest}}}' for name in names for rest in damaged]
-    lines.append('{"name":"stall","value":{"workers":7,"text":3},"time":1.0}')
-    run.journal("launcher").write_text("\n".join(lines) + "\n")
-    state = comparable(folded_state(recorded.plan, run))
-    assert [state[key] for key in ("step", "code")] == [whole[key] for key in ("step", "code")]

@@ -6,21 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.events import Event
 from meshctl.view.report_page import record as records
 from meshctl.view.report_page.record import MAX_PIECES, RunRecord, Series, read_events
 from meshctl.view.report_page.sections import facts_of
-from tests.view.report_page.made import BEGAN, MadeRun, done, failed
-
-
-def test_attempts_with_the_steps_that_were_lost(tmp_path: Path) -> None:
-    record = RunRecord.read(failed(tmp_path / "run").seen, "")
-    first, second = record.attempts
-    assert (first.number, first.step, first.lost) == (0, 0, 2) and "SIGKILL" in first.cause
-    assert (second.number, second.step, second.lost) == (1, 4, 0) and "boom" in second.cause
-    assert [event.value["error"] for event in record.faults] == ["ValueError: boom", "train:1 is gone"]
-    (log,) = record.logs()
-    assert (log.worker, log.lines) == ("train:1", ("the last words",))
+from tests.view.report_page.made import MadeRun, done
 
 
 def test_of_many_events_some_stand_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,14 +21,6 @@ def test_of_many_events_some_stand_for_the_others(tmp_path: Path, monkeypatch: p
     assert len(whole) == 400 and len(some) < 200
     assert sum(span.seconds for span in some) == pytest.approx(sum(span.seconds for span in whole), rel=0.05)
     assert sum(span.stages["update"] for span in some) == pytest.approx(400 * 0.3, rel=0.05)
-
-
-def test_damaged_events_are_left_out(tmp_path: Path) -> None:
-    made = done(tmp_path / "run")
-    made.write("train-1", Event("step", "train", 1, 13, value={"seconds": "x"}, time=BEGAN))
-    with made.run.journal("train-0").open("a") as file:
-        file.write('{"name":"step","group":"train"\nnot json\n')
-    assert len(read_events(made.run).spans["train", 1]) == 12
 
 
 def test_the_state_of_the_repository_is_part_of_the_environment(tmp_path: Path) -> None:

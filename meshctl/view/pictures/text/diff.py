@@ -102,16 +102,12 @@ def _pieces(facts: Sequence[Line], space: int) -> Iterator[Line]:
 def _facts(change: Change) -> list[Line]:
     if change.mark == "changed":
         return [_changed(fact) for fact in change.facts]
-    values = [fact.before if change.mark == "removed" else fact.after for fact in change.facts]
-    return [Line(_fact(fact.what, value)) for fact, value in zip(change.facts, values, strict=True)]
-
-
-def _fact(what: str, value: Value) -> str:
-    """Returns a fact of something added or removed."""
-    text = shown(what, value)
-    if what in WITHOUT_NAME:
-        return text
-    return {"group": f"in {text}", "ranks": f"{text} ranks"}.get(what, f"{what} {text}")
+    lines = []
+    for fact in change.facts:
+        text = shown(fact.what, fact.before if change.mark == "removed" else fact.after)
+        named = {"group": f"in {text}", "ranks": f"{text} ranks", **dict.fromkeys(WITHOUT_NAME, text)}
+        lines.append(Line(named.get(fact.what, f"{fact.what} {text}")))
+    return lines
 
 
 def _changed(fact: Fact) -> Line:

@@ -60,7 +60,10 @@ def grid(mesh: DeviceMesh, nodes: NodeOf | None, width: int, most: int) -> list[
     if not dims:
         return []
     down = [(dim, mesh.size(dim)) for dim in dims[:-1]]
-    rows = _rows(mesh, down, dims[-1], most)
+    rows = [
+        None if number is None else _row(mesh, down, dims[-1], number)
+        for number in spread(prod(size for _, size in down), most)
+    ]
     index = _indices(down, rows)
     last = mesh.size(dims[-1]) - 1
     cell = len(str(max(last, *(row.rank(column) for row in rows if row for column in (0, last)))))
@@ -98,13 +101,6 @@ def _columns(total: int, space: int, wide: int) -> list[int | None]:
         return list(range(total))
     shown = (space - GAP_COLUMNS) // wide
     return [*range(shown - 1), None, total - 1] if shown > 1 else []
-
-
-def _rows(mesh: DeviceMesh, down: Sequence[tuple[str, int]], across: str, most: int) -> list[Row | None]:
-    return [
-        None if number is None else _row(mesh, down, across, number)
-        for number in spread(prod(size for _, size in down), most)
-    ]
 
 
 def _row(mesh: DeviceMesh, down: Sequence[tuple[str, int]], across: str, number: int) -> Row:

@@ -12,7 +12,7 @@ Components with equal meshes share a grid. There are several levels of detail, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 
@@ -33,8 +33,6 @@ TABLE_GAP = 3
 DETAIL_INDENT = " " * 6
 TABLE = (Column(), Column(least=8, gap=1), Column(), Column(), Column(spare=1), Column(least=12, spare=2))
 """The columns for components: letter, name, layout, frozen, data ranks, target."""
-Detail = Callable[[PlacedGroup, PlacedComponent], list[Line]]
-"""Draws the lines below the components that share a mesh, given one of them."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +42,9 @@ class Groups:
 
     # Levels of detail
 
-    def with_meshes(self, rows: int) -> list[Line]:
-        """Returns all details, with grids of at most `rows` rows."""
-        return self._under(partial(self._mesh, rows))
-
     def in_lines(self) -> list[Line]:
         """Returns a line for each group and component."""
-        return self._under(lambda *_: [])
+        return self.with_meshes(None)
 
     def components_alone(self) -> list[Line]:
         """Returns a line for each component with the name of its group, and no lines for groups. Only a group
@@ -66,27 +60,29 @@ class Groups:
                 rows.append((letter, Line(), Line(group.name), *gap, program))
         return columns(rows, (*TABLE[:2], Column(least=8), *TABLE[2:]), self.width)
 
-    def _under(self, detail: Detail) -> list[Line]:
-        """Returns each group with its components below it, and the detail below those that share a mesh."""
+    def with_meshes(self, most: int | None) -> list[Line]:
+        """Returns each group with its components below it, and the mesh below those that share it, with a
+        grid of at most `most` rows; no meshes for None."""
         meshes = {group.name: self._meshes(group) for group in self.marks.topology.groups}
         ordered = [component for found in meshes.values() for same in found for component in same]
         lines = columns([self._cells(each) for each in ordered], TABLE, self.width)
         rows = {component.name: row for component, row in zip(ordered, lines, strict=True)}
-        heads = [self._name(group) for group in self.marks.topology.groups]
-        wide = min(max((head.width for head in heads), default=0), self.width // 3)
+        heads = {}
+        for group in self.marks.topology.groups:
+            letter = Line(self.marks.group_letter(group.name), " ") if not group.components else ""
+            heads[group.name] = Line("  ", letter, styled(group.name, "bold"))
+        wide = min(max((head.width for head in heads.values()), default=0), self.width // 3)
         made: list[Line] = []
-        for group, head in zip(self.marks.topology.groups, heads, strict=True):
-            made.append(Line(head.fit(wide).padded(wide), "  ", facts(group)).clip(self.width))
+        for group in self.marks.topology.groups:
+            head = heads[group.name].fit(wide).padded(wide)
+            made.append(Line(head, "  ", facts(group)).clip(self.width))
             for same in meshes[group.name]:
                 made += [rows[component.name] for component in same]
-                made += [Line(DETAIL_INDENT, each) for each in detail(group, same[0])]
+                if most is not None:
+                    made += [Line(DETAIL_INDENT, each) for each in self._mesh(most, group, same[0])]
         return made
 
     # Details
-
-    def _name(self, group: PlacedGroup) -> Line:
-        letter = Line(self.marks.group_letter(group.name), " ") if not group.components else ""
-        return Line("  ", letter, styled(group.name, "bold"))
 
     def _cells(self, component: PlacedComponent) -> list[Line]:
         return [
@@ -120,8 +116,15 @@ class Groups:
         draw = partial(grid, mesh, self.nodes(group))
         below = draw(width, rows) if rows else []
         adjacent = draw(width - TABLE_GAP - max(row.width for row in table), max(rows, len(table) - 1))
-        prefers_below = rows >= MANY_ROWS and _is_shortened(adjacent) and not _is_shortened(below)
-        return side_by_side(adjacent, table) if adjacent and not prefers_below else below + table
+
+        def is_shortened(drawn: Sequence[Line]) -> bool:  # it leaves out columns
+            return any(ELLIPSIS in part.text for part in drawn[0]) if drawn else False
+
+        if not adjacent or (rows >= MANY_ROWS and is_shortened(adjacent) and not is_shortened(below)):
+            return below + table
+        wide = max(each.width for each in adjacent) + TABLE_GAP
+        pairs = zip_longest(adjacent, table, fillvalue=Line())
+        return [Line(each.padded(wide), other) if other else each for each, other in pairs]
 
 
 def bubble_of(mesh: DeviceMesh) -> list[Line]:
@@ -139,7 +142,9 @@ def bubble_of(mesh: DeviceMesh) -> list[Line]:
 
 def facts(group: PlacedGroup) -> Line:
     """Returns `4 workers on 4 cuda, nodes 0-1, visible devices 8,9`."""
-    words = [_workers(group)]
+    kind, each = group.device_type, group.gpus_per_worker
+    on = f"of {each} {kind} each" if each > 1 else f"on {group.devices} {kind}"
+    words = [f"{count(group.workers, 'worker')} {'on cpu' if kind == 'cpu' else on}"]
     if group.node_runs:
         of = f" of {', '.join(group.pools)}" if group.pools else ""
         words.append(nodes_label([(run.first_node, run.last_node + 1) for run in group.node_runs]) + of)
@@ -152,23 +157,3 @@ def facts(group: PlacedGroup) -> Line:
     if group.python:
         words.append(f"python {group.python}")
     return Line(", ".join(words))
-
-
-def _workers(group: PlacedGroup) -> str:
-    workers = count(group.workers, "worker")
-    if group.device_type == "cpu":
-        return f"{workers} on cpu"
-    if group.gpus_per_worker > 1:
-        return f"{workers} of {group.gpus_per_worker} {group.device_type} each"
-    return f"{workers} on {group.devices} {group.device_type}"
-
-
-def _is_shortened(drawn: Sequence[Line]) -> bool:
-    """Returns whether a grid leaves out columns, which its heading then shows as an ellipsis."""
-    return any(ELLIPSIS in part.text for part in drawn[0]) if drawn else False
-
-
-def side_by_side(left: Sequence[Line], right: Sequence[Line]) -> list[Line]:
-    wide = max(each.width for each in left) + TABLE_GAP
-    pairs = zip_longest(left, right, fillvalue=Line())
-    return [Line(each.padded(wide), other) if other else each for each, other in pairs]

@@ -5,7 +5,6 @@ The group of a program has no components, so it has a lowercase letter of its ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 from meshctl.dataclass import dataclass
@@ -66,7 +65,12 @@ class Marks:
         if group in self._programs:
             return Line(self._programs[group])
         names = self.groups[group].components if group in self.groups else ()
-        runs = self._runs(names)
+        runs: list[list[str]] = []  # of neighbouring letters
+        for name in names:
+            if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:
+                runs[-1].append(name)
+            else:
+                runs.append([name])
         is_apart = any(len(self.letter(name).text) > 1 for name in names) or any(
             len(run) > MAX_LETTERS for run in runs
         )
@@ -77,16 +81,6 @@ class Marks:
             else:
                 words += [Line(self.letter(name)) for name in run]
         return joined(words, " " if is_apart else "")
-
-    def _runs(self, names: Sequence[str]) -> list[list[str]]:
-        """Returns the components in runs of neighbouring letters."""
-        runs: list[list[str]] = []
-        for name in names:
-            if runs and self._numbers[name] == self._numbers[runs[-1][-1]] + 1:
-                runs[-1].append(name)
-            else:
-                runs.append([name])
-        return runs
 
 
 def _mark(letter: str, number: int) -> Segment:

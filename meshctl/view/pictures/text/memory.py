@@ -32,7 +32,8 @@ def in_full(memory: Memory, marks: Marks, width: int) -> list[Line]:
     alone = {one.components[0]: one for one in memory.devices if _is_of_one(one)}
     rows: list[tuple[Line, list[str]]] = []
     for each in memory.components:
-        rows.append((_name(each, marks), _parts(each, alone.get(each.component))))
+        name = Line(marks.letter(each.component), " ", marks.name(each.component))
+        rows.append((name, _parts(each, alone.get(each.component))))
         rows += [(Line(""), _sent(each.moves))] if each.moves else []
     rows += [
         (Line(styled(_groups(one), "bold")), _device(one)) for one in memory.devices if not _is_of_one(one)
@@ -111,7 +112,3 @@ def _device(one: DeviceMemory) -> list[str]:
 
 def _groups(one: DeviceMemory) -> str:
     return " + ".join(one.groups)
-
-
-def _name(memory: ComponentMemory, marks: Marks) -> Line:
-    return Line(marks.letter(memory.component), " ", marks.name(memory.component))

@@ -19,13 +19,12 @@ from functools import cached_property, partial
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import Topology, Warning
-from meshctl.topology.memory import Memory
 from meshctl.view.formatting import count
 from meshctl.view.pictures.text import memory, pipeline, placement
 from meshctl.view.pictures.text.groups import Groups
 from meshctl.view.pictures.text.letters import IDLE, Marks
 from meshctl.view.pictures.text.pipeline import Pipeline
-from meshctl.view.pictures.text.placement import cluster_lines
+from meshctl.view.pictures.text.placement import in_boxes, in_lines
 from meshctl.view.pictures.text.styled import Line, printed, styled, words_of, wrapped
 
 MIN_WIDTH = 40
@@ -62,64 +61,36 @@ def title(topology: Topology, width: int) -> Line:
 
 
 def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]:
+    levels: tuple[Level, ...]
     if topology.nodes:
-        yield _placement(topology, marks, width)
-    yield _groups(topology, Groups(marks, width))
-    if topology.memory.components:
-        yield _memory(topology.memory, marks, width)
-    if topology.stages:
-        yield _pipeline(Pipeline(marks, topology.stages, topology.routes), width)
-    if topology.warnings:
-        yield _warnings(topology.warnings, width)
-
-
-def _placement(topology: Topology, marks: Marks, width: int) -> Section:
-    levels = (
-        Level(0, partial(_placed, placement.in_boxes, topology, marks, width), 2 * len(topology.nodes)),
-        Level(50, partial(_placed, placement.in_lines, topology, marks, width)),
-    )
-    return Section(
-        "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
-    )
-
-
-def _placed(
-    draw: Callable[[Topology, Marks, int], list[Line]], topology: Topology, marks: Marks, width: int
-) -> list[Line]:
-    """Returns the placement and, in front of it, the node pools."""
-    return [*cluster_lines(topology.cluster, width), *draw(topology, marks, width)]
-
-
-def _groups(topology: Topology, groups: Groups) -> Section:
-    least = len(topology.groups) + len(topology.components)
-    grids = (Level(cost, partial(groups.with_meshes, rows), least) for rows, cost in GRID_ROWS_COST.items())
+        pools, least = placement.cluster_lines(topology.cluster, width), 2 * len(topology.nodes)
+        boxes, lines = (partial(each, topology, marks, width) for each in (in_boxes, in_lines))
+        levels = (Level(0, lambda: [*pools, *boxes()], least), Level(50, lambda: [*pools, *lines()]))
+        yield Section(
+            "placement", levels, lambda left: f"... and {count(left, 'more line')} of other nodes: --node N"
+        )
+    groups, least = Groups(marks, width), len(topology.groups) + len(topology.components)
+    grids = [Level(cost, partial(groups.with_meshes, rows), least) for rows, cost in GRID_ROWS_COST.items()]
     levels = (*grids, Level(80, groups.in_lines, least), Level(100, groups.components_alone))
-    return Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
-
-
-def _memory(shown: Memory, marks: Marks, width: int) -> Section:
-    levels = (
-        Level(0, partial(memory.in_full, shown, marks, width), len(shown.components)),
-        Level(20, partial(memory.in_lines, shown, marks)),
-    )
-    return Section(memory.HEADING, levels, lambda left: f"... and {count(left, 'more line')}: --format json")
-
-
-def _pipeline(shown: Pipeline, width: int) -> Section:
-    least = len(shown.stages) + len(shown.routes)
-    levels = (
-        Level(0, partial(pipeline.in_full, shown, width), least),
-        Level(90, partial(pipeline.in_lines, shown, width)),
-    )
-    return Section("pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME")
-
-
-def _warnings(warnings: Sequence[Warning], width: int) -> Section:
-    levels = (
-        Level(0, partial(_in_full, warnings, width), len(warnings)),
-        Level(28, partial(_briefly, warnings), len(warnings)),
-    )
-    return Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
+    yield Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
+    if (shown := topology.memory).components:
+        full = Level(0, partial(memory.in_full, shown, marks, width), len(shown.components))
+        levels = (full, Level(20, partial(memory.in_lines, shown, marks)))
+        yield Section(
+            memory.HEADING, levels, lambda left: f"... and {count(left, 'more line')}: --format json"
+        )
+    if topology.stages:
+        flow, least = Pipeline(marks, topology.stages, topology.routes), len(topology.stages)
+        full = Level(0, partial(pipeline.in_full, flow, width), least + len(topology.routes))
+        levels = (full, Level(90, partial(pipeline.in_lines, flow, width)))
+        yield Section(
+            "pipeline", levels, lambda left: f"... and {count(left, 'more stage')}: --component NAME"
+        )
+    if warnings := topology.warnings:
+        brief = [Line("  ", styled(one.code, "warning"), "  ", one.message) for one in warnings]
+        full = Level(0, partial(_in_full, warnings, width), len(warnings))
+        levels = (full, Level(28, lambda: brief, len(warnings)))
+        yield Section("warnings", levels, lambda left: f"... and {left} more: meshctl validate")
 
 
 def _in_full(warnings: Sequence[Warning], width: int) -> list[Line]:
@@ -134,10 +105,6 @@ def _in_full(warnings: Sequence[Warning], width: int) -> list[Line]:
         made.append(Line("  ", styled(warning.code, "warning"), "  ", *texts[:1]))
         made += [Line(" " * indent, each) for each in texts[1:]]
     return made
-
-
-def _briefly(warnings: Sequence[Warning]) -> list[Line]:
-    return [Line("  ", styled(warning.code, "warning"), "  ", warning.message) for warning in warnings]
 
 
 def legend(marks: Marks, width: int, bodies: Sequence[Sequence[Line]]) -> list[Line]:
@@ -184,12 +151,6 @@ class Section:
     more: Callable[[int], str]
     """Returns the text of the last line, given the number of lines that are left out."""
 
-    def shortened(self, lines: list[Line], space: int) -> list[Line]:
-        if len(lines) <= space:
-            return lines
-        kept = max(0, space - 1)
-        return [*lines[:kept], Line("  ", styled(self.more(len(lines) - kept), "faint"))][:space]
-
 
 Foot = Callable[[Sequence[Sequence[Line]]], Sequence[Line]]
 """Returns the last lines of a picture, given the lines of its sections."""
@@ -206,7 +167,8 @@ def fitted(head: Line, sections: Sequence[Section], foot: Foot, lines: int) -> l
     gap = [Line()]
     while True:
         bodies = [levels[0].lines for levels in left]
-        whole = _joined(head, sections, bodies, foot(bodies), gap)
+        last = foot(bodies)
+        whole = [*_joined(head, sections, bodies, gap), *(gap if last else ()), *last]
         if len(whole) <= lines:
             return whole
         further = min((levels for levels in left if len(levels) > 1), key=_next_cost, default=None)
@@ -216,8 +178,13 @@ def fitted(head: Line, sections: Sequence[Section], foot: Foot, lines: int) -> l
             del further[0]
         else:
             break
-    each = zip(sections, bodies, shares(list(map(len, bodies)), lines - 1 - len(sections)), strict=True)
-    return _joined(head, sections, [section.shortened(body, share) for section, body, share in each])[:lines]
+    spaces = shares(list(map(len, bodies)), lines - 1 - len(sections))
+    for number, (section, body, space) in enumerate(zip(sections, bodies, spaces, strict=True)):
+        if len(body) > space:
+            kept = max(0, space - 1)
+            more = Line("  ", styled(section.more(len(body) - kept), "faint"))
+            bodies[number] = [*body[:kept], more][:space]
+    return _joined(head, sections, bodies)[:lines]
 
 
 def _next_cost(levels: Sequence[Level]) -> int:
@@ -225,16 +192,12 @@ def _next_cost(levels: Sequence[Level]) -> int:
 
 
 def _joined(
-    head: Line,
-    sections: Sequence[Section],
-    bodies: Sequence[Sequence[Line]],
-    foot: Sequence[Line] = (),
-    gap: Sequence[Line] = (),
+    head: Line, sections: Sequence[Section], bodies: Sequence[Sequence[Line]], gap: Sequence[Line] = ()
 ) -> list[Line]:
     made = [head]
     for section, body in zip(sections, bodies, strict=True):
         made += [*gap, Line(styled(section.heading, "bold")), *body]
-    return [*made, *(gap if foot else ()), *foot]
+    return made
 
 
 def shares(wanted: Sequence[int], space: int) -> list[int]:

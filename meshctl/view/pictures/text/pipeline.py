@@ -71,14 +71,12 @@ def lanes_of(
     width = max((line.width for line in below), default=0)
     if not width:
         return None
-    to_names = (Line(line, styled(_filler(line) * (width - line.width), "faint")) for line in stages)
+    to_names = (
+        Line(line, styled(("─" if line.text.endswith("─") else " ") * (width - line.width), "faint"))
+        for line in stages
+    )
     padded = (line.padded(width) for line in below)
     return Lanes(dict(zip(order, to_names, strict=True)), dict(zip(order, padded, strict=True)), width)
-
-
-def _filler(row: Line) -> str:
-    """Returns the character that fills the space between the lanes of a row and the name of its stage."""
-    return "─" if row.text.endswith("─") else " "
 
 
 def _free(lanes: Sequence[int | None], start: int) -> int:
@@ -183,7 +181,11 @@ class Pipeline:
     def _call(self, stage: PlacedStage, named: int) -> Line:
         name, producer = styled(stage.name, "bold"), self._component(stage.component)
         if stage.kind == "call":
-            return Line(name, " = ", producer, f".{stage.method}(", self._inputs(stage, named), ")")
+            found: dict[str, list[str]] = {}
+            for given in stage.inputs:
+                found.setdefault(given.parameter, []).extend(given.stages)
+            inputs = [self._input(parameter, sources, named) for parameter, sources in found.items()]
+            return Line(name, " = ", producer, f".{stage.method}(", joined(_few(inputs, named)), ")")
         if (stage.method, stage.to_method) == ("weights", "load_weights"):
             return Line(name, ": ", producer, " => ", self._component(stage.to))
         consumer = self._component(stage.to)
@@ -191,14 +193,6 @@ class Pipeline:
 
     def _component(self, name: str) -> Line:
         return Line(self.marks.letter(name), " ", self.marks.name(name))
-
-    def _inputs(self, stage: PlacedStage, named: int) -> Line:
-        """Returns `batch`, `[scored, values]`, or `scored, other=rollouts`."""
-        found: dict[str, list[str]] = {}
-        for given in stage.inputs:
-            found.setdefault(given.parameter, []).extend(given.stages)
-        inputs = [self._input(parameter, sources, named) for parameter, sources in found.items()]
-        return joined(_few(inputs, named))
 
     def _input(self, parameter: str, sources: Sequence[str], named: int) -> Line:
         names = _few([Line(styled(source, self.styles.get(source, ""))) for source in sources], named)
@@ -209,30 +203,21 @@ class Pipeline:
         """Returns the samples that a stage produces, which workers it calls, and in which steps. Where there
         is not enough space, the steps are left out of a block, whose other stages name them, and then the
         samples."""
-        samples, modes, times = self._samples(stage), self._modes(stage), self._times(stage)
+        samples = [f"{size(stage.sample_bytes)} a sample"] if stage.sample_bytes else []
+        samples = [count(stage.samples, "sample")] if stage.samples else samples
+        is_joined = stage.kind == "call" and stage.name not in self.consumed
+        modes = [shown_mode(stage.collect)] if is_joined else []
+        modes += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
+        modes += filter(None, [self.marks.topology.repeat_of(stage)])
+        times = [f"every {stage.every}"] * (stage.every > 1)
+        times += [f"at {self.when[stage.name]}"] * bool(self.when[stage.name])
+        times += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
+        times += [f"lag {stage.lag}"] * (stage.lag > 0)
         choices = [[*samples, *modes, *times], [*modes, *times]]
         if stage.block and samples:
             choices.insert(1, [*samples, *modes])
         lines = [Line(", ".join(words)) for words in choices]
         return next((line for line in lines if line.width <= space), lines[-1]).clip(space)
-
-    def _samples(self, stage: PlacedStage) -> list[str]:
-        if stage.samples:
-            return [count(stage.samples, "sample")]
-        return [f"{size(stage.sample_bytes)} a sample"] if stage.sample_bytes else []
-
-    def _modes(self, stage: PlacedStage) -> list[str]:
-        """Returns how a stage's value is joined, which workers it calls, and how often a block runs."""
-        joins = stage.kind == "call" and stage.name not in self.consumed
-        words = [shown_mode(stage.collect)] if joins else []
-        words += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
-        return [*words, *filter(None, [self.marks.topology.repeat_of(stage)])]
-
-    def _times(self, stage: PlacedStage) -> list[str]:
-        words = [f"every {stage.every}"] * (stage.every > 1)
-        words += [f"at {self.when[stage.name]}"] * bool(self.when[stage.name])
-        words += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
-        return words + [f"lag {stage.lag}"] * (stage.lag > 0)
 
     # Routes
 
@@ -244,9 +229,11 @@ class Pipeline:
     def transfer(self, route: Flow) -> tuple[Line, ...]:
         """Returns the cells of a route for the columns of `TRANSFER`."""
         has_shares = route.kind == "data" and route.shares != route.consumers
+        balance, home = route.dispatch.balance, route.dispatch.home
+        by = f" by {balance}" if balance else ""
         return (
             Line(shown_mode(route.collect)),
-            _dispatch(route),
+            Line(shown_mode(route.dispatch.mode) + by + (f" home to {home}" if home else "")),
             Line(count(route.shares, "share") if has_shares else ""),
             Line(size(route.bytes) if route.bytes else ""),
         )
@@ -259,12 +246,6 @@ class Pipeline:
         if len(set(ends)) == 1:
             layouts = f"{ends[0]}, as it is"
         return joined(filter(None, (Line(layouts), Line(size(route.bytes) if route.bytes else ""))), "  ")
-
-
-def _dispatch(route: Flow) -> Line:
-    balance, home = route.dispatch.balance, route.dispatch.home
-    by = f" by {balance}" if balance else ""
-    return Line(shown_mode(route.dispatch.mode) + by + (f" home to {home}" if home else ""))
 
 
 def _few(words: Sequence[Line], named: int) -> list[Line]:

@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.views.topology import NodeKind, Topology
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.device_ranges import device_count, merged
 from meshctl.view.pictures.text.letters import IDLE, Marks
-from meshctl.view.pictures.text.styled import Column, Line, Segment, columns, cut, joined, styled, width_of
+from meshctl.view.pictures.text.styled import Column, Line, columns, cut, joined, styled, width_of
 
 UP, DOWN, LEFT, RIGHT = 1, 2, 4, 8
 JOINTS = " │││─┘┐┤─└┌├─┴┬┼"
@@ -70,17 +71,13 @@ def drawn(rows: Sequence[Row]) -> list[Line]:
     border."""
     made: list[Line] = []
     for above, below in pairwise([(), *rows, ()]):
-        made += [_border(above, below), _inside(below)]
+        line, bar = Line(), styled("│", "faint")
+        for number, placed in enumerate(below):
+            is_joined = number > 0 and below[number - 1].end == placed.start
+            line = line if is_joined else Line(line.padded(placed.start), bar)
+            line = Line(line, placed.box.inside.fit(placed.box.width).padded(placed.box.width), bar)
+        made += [_border(above, below), line]
     return made[:-1]
-
-
-def _inside(row: Row) -> Line:
-    made, bar = Line(), styled("│", "faint")
-    for number, placed in enumerate(row):
-        is_joined = number > 0 and row[number - 1].end == placed.start
-        made = made if is_joined else Line(made.padded(placed.start), bar)
-        made = Line(made, placed.box.inside.fit(placed.box.width).padded(placed.box.width), bar)
-    return made
 
 
 def _border(above: Row, below: Row) -> Line:
@@ -95,17 +92,12 @@ def _border(above: Row, below: Row) -> Line:
     border = "".join(JOINTS[sides.get(column, 0)] for column in range(max(sides, default=-1) + 1))
     made, at = Line(), 0
     for placed in below:
-        title = _title(placed.box)
+        longest = placed.box.width - 2 if placed.box.width > 4 else placed.box.width
+        text = cut(placed.box.title, longest) if longest > 2 or width_of(placed.box.title) <= longest else ""
+        title = styled(f" {text} " if text and width_of(text) <= placed.box.width - 2 else text)
         made = Line(made, styled(border[at : placed.start + 1], "faint"), title)
         at = placed.start + 1 + width_of(title.text)
     return Line(made, styled(border[at:], "faint"))
-
-
-def _title(box: Box) -> Segment:
-    """Returns the title for the upper border of a box, cut to its width."""
-    longest = box.width - 2 if box.width > 4 else box.width
-    text = cut(box.title, longest) if longest > 2 or width_of(box.title) <= longest else ""
-    return styled(f" {text} " if text and width_of(text) <= box.width - 2 else text)
 
 
 INDENT = 2
@@ -163,8 +155,7 @@ class Part:
         return bool(self.shares) and not any(share.begins(device) for share in self.shares)
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """A row of equal nodes."""
 
     label: str
@@ -174,31 +165,25 @@ class Nodes:
     """For each device type of the table, the parts of one of the nodes."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A row for each kind of nodes, with the devices of some types."""
-
-    types: tuple[str, ...]
-    rows: tuple[Nodes, ...]
+def types_of(topology: Topology) -> tuple[str, ...]:
+    types = dict.fromkeys(cell.device_type for kind in topology.nodes for cell in kind.cells)
+    return (*types, *["cpu"] * any(kind.processes for kind in topology.nodes))
 
 
-def tables(topology: Topology, together: bool) -> list[Table]:
-    """Returns one table for all device types if `together`, otherwise one table for each type. A row of a
-    table stands for the nodes that are equal in the types of that table."""
-    types = list(dict.fromkeys(cell.device_type for kind in topology.nodes for cell in kind.cells))
-    if any(kind.processes for kind in topology.nodes):
-        types.append("cpu")
-    sets = [tuple(types)] if together else [(each,) for each in types]
-    return [table for each in sets if (table := _table(topology, each)).rows]
-
-
-def _table(topology: Topology, types: tuple[str, ...]) -> Table:
+def rows_of(topology: Topology, types: tuple[str, ...]) -> list[Nodes]:
+    """Returns a row for each kind of nodes, with the devices of some types. A row stands for the nodes that
+    are equal in these types."""
     found: dict[tuple[tuple[Part, ...], ...], list[tuple[int, int]]] = {}
     for kind in topology.nodes:
         parts = tuple(tuple(_parts(topology, kind, each)) for each in types)
         if any(parts):
             found.setdefault(parts, []).extend(kind.nodes)
-    return Table(types, tuple(Nodes(nodes_label(runs), _note(runs), parts) for parts, runs in found.items()))
+    rows = []
+    for parts, runs in found.items():
+        count = sum(stop - start for start, stop in runs)
+        note = f"{count} nodes" if count >= MIN_COUNTED else ""
+        rows.append(Nodes(nodes_label(runs), note, parts))
+    return rows
 
 
 def _parts(topology: Topology, kind: NodeKind, device_type: str) -> Iterator[Part]:
@@ -210,17 +195,9 @@ def _parts(topology: Topology, kind: NodeKind, device_type: str) -> Iterator[Par
         if cell.device_type == device_type:
             first, stop = cell.devices
             begin = {group: begin.get(group, first) for group in cell.groups}
-            shares = (_share(group, each.get(group, 1), first - begin[group]) for group in cell.groups)
+            sizes = [(group, each.get(group, 1)) for group in cell.groups]
+            shares = (Share(group, size, (first - begin[group]) % size) for group, size in sizes)
             yield Part(device_type, first, stop - first, tuple(shares))
-
-
-def _share(group: str, each: int, distance: int) -> Share:
-    return Share(group, each, distance % each)
-
-
-def _note(runs: Sequence[tuple[int, int]]) -> str:
-    count = sum(stop - start for start, stop in runs)
-    return f"{count} nodes" if count >= MIN_COUNTED else ""
 
 
 def nodes_label(runs: Sequence[tuple[int, int]]) -> str:
@@ -244,20 +221,21 @@ def in_boxes(topology: Topology, marks: Marks, width: int) -> list[Line]:
     Otherwise the device types are one below the other; a type that is still too wide shows neighbouring
     devices of the same groups as one box with their number.
     """
-    whole, separate = (
-        [Sheet(table, marks, width) for table in tables(topology, together)] for together in (True, False)
-    )
-    drawn = [sheet.in_full() for sheet in whole]
-    if not all(drawn):
-        drawn = [sheet.in_full() or sheet.counted() for sheet in separate]
-    return [line for lines in drawn for line in lines]
+    types, drawn = types_of(topology), list[Line]()
+    if rows := rows_of(topology, types):
+        drawn = Sheet(types, rows, marks, width).in_full()
+    for each in types if not drawn else ():
+        if rows := rows_of(topology, (each,)):
+            sheet = Sheet((each,), rows, marks, width)
+            drawn += sheet.in_full() or sheet.counted()
+    return drawn
 
 
 def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
     """Returns one line for each kind of node, with equal neighbours together."""
-    types = [name for table in tables(topology, together=True) for name in table.types]
+    types = types_of(topology)
     rows = [[Line(), *(Line(styled(name, "faint")) for name in types)]]
-    for row in (row for table in tables(topology, together=True) for row in table.rows):
+    for row in rows_of(topology, types):
         cells = (joined((counted(part, marks) for part in parts), " │ ") for parts in row.parts)
         rows.append([Line(" " * INDENT, row.label), *cells, Line(row.note)])
     shape = [Column(), *[Column(least=8, gap=3)] * len(types), Column(spare=1)]
@@ -266,32 +244,27 @@ def in_lines(topology: Topology, marks: Marks, width: int) -> list[Line]:
 
 @dataclass(frozen=True)
 class Sheet:
-    """One table, to be drawn in a width."""
+    """A table, to be drawn in a width: a row for each kind of nodes, with the devices of some types."""
 
-    table: Table
+    types: tuple[str, ...]
+    rows: Sequence[Nodes]
     marks: Marks
     width: int
 
     @property
     def space(self) -> int:
         """The columns for boxes."""
-        labels, notes = ([len(text) for text in texts] for texts in zip(*self._texts, strict=True))
-        return self.width - INDENT - max(labels) - 1 - (max(notes) + 1 if any(notes) else 0)
-
-    @property
-    def _texts(self) -> list[tuple[str, str]]:
-        return [(row.label, row.note) for row in self.table.rows]
+        label, note = (max(map(len, texts)) for texts in list(zip(*self.rows, strict=True))[:2])
+        return self.width - INDENT - label - 1 - (note + 1 if note else 0)
 
     def in_full(self) -> list[Line]:
         """Returns the boxes with a column for every device. Columns are as wide as the titles need, or
         narrower if there is less space; the result is empty if not even narrow columns fit."""
-        parts = [part for row in self.table.rows for of_type in row.parts for part in of_type]
+        parts = [part for row in self.rows for of_type in row.parts for part in of_type]
         longest = max(letters(part, self.marks).width for part in parts)
         number = max(len(str(part.first + part.count - 1)) for part in parts)
         narrow, good = max(longest + 2, number + 2), max(longest + 3, number + 2)
-        counts = (
-            sum(one.count for of in row.parts for one in of if one.is_numbered) for row in self.table.rows
-        )
+        counts = (sum(one.count for of in row.parts for one in of if one.is_numbered) for row in self.rows)
         if max(counts, default=0) * narrow > self.space:
             return []
         titles = [-(-(width_of(part.title) + 3) // part.count) for part in parts if part.is_numbered]
@@ -299,7 +272,16 @@ class Sheet:
         for pitch in [*range(widest, good, -1), good, narrow]:
             rows, starts = self._aligned(pitch)
             if starts[-1] <= self.space:
-                return self._labelled(rows, self._texts, self._numbers(starts, pitch))
+                made = []
+                for place, device_type in enumerate(self.types):
+                    if device_type == "cpu":
+                        made.append((starts[place] + 2, "cpu"))
+                        continue
+                    name = f"{device_type} " if place else ""
+                    count = max(sum(part.count for part in row.parts[place]) for row in self.rows)
+                    numbers = "".join(str(device).ljust(pitch) for device in range(count))
+                    made.append((starts[place] + 2 - len(name), name + numbers))
+                return self._labelled(rows, [row[:2] for row in self.rows], made)
         return []
 
     def counted(self) -> list[Line]:
@@ -307,21 +289,19 @@ class Sheet:
         do not fit into a line continue in the next row."""
         rows: list[Row] = []
         texts: list[tuple[str, str]] = []
-        for row in self.table.rows:
+        for row in self.rows:
             boxes = [self._counted(part) for parts in row.parts for part in parts]
             lines = _broken([replace(box, width=min(box.width, self.space - 2)) for box in boxes], self.space)
             rows += lines
             texts += [(row.label, row.note), *[("", "")] * (len(lines) - 1)]
-        return self._labelled(rows, texts, [(2, self.table.types[0])])
+        return self._labelled(rows, texts, [(2, self.types[0])])
 
     def _aligned(self, pitch: int) -> tuple[Sequence[Row], list[int]]:
         """Returns (rows of boxes, columns). Boxes of one device type begin at the same column in all rows;
         `columns` has this column for each type, then the end. A device is `pitch` columns wide."""
-        made = [
-            [[self._whole(part, pitch) for part in parts] for parts in row.parts] for row in self.table.rows
-        ]
+        made = [[[self._whole(part, pitch) for part in parts] for parts in row.parts] for row in self.rows]
         starts, end = list[int](), 0
-        for name, blocks in zip(self.table.types, zip(*made, strict=True), strict=True):
+        for name, blocks in zip(self.types, zip(*made, strict=True), strict=True):
             gap = GAP + len(name) * (name != "cpu")
             starts.append(end + gap * bool(starts))
             end = starts[-1] + max(sum(box.width + 1 for box in boxes) + bool(boxes) for boxes in blocks)
@@ -335,27 +315,13 @@ class Sheet:
         ]
         return rows, [*starts, end]
 
-    def _numbers(self, starts: Sequence[int], pitch: int) -> list[tuple[int, str]]:
-        """Returns the heading as (column, text): for each device type its name and the numbers of its
-        devices, which stand above their columns."""
-        made = []
-        for place, device_type in enumerate(self.table.types):
-            if device_type == "cpu":
-                made.append((starts[place] + 2, "cpu"))
-                continue
-            name = f"{device_type} " if place else ""
-            count = max(sum(part.count for part in row.parts[place]) for row in self.table.rows)
-            numbers = "".join(str(device).ljust(pitch) for device in range(count))
-            made.append((starts[place] + 2 - len(name), name + numbers))
-        return made
-
     def _labelled(
         self, rows: Sequence[Row], texts: Sequence[tuple[str, str]], heading: Sequence[tuple[int, str]]
     ) -> list[Line]:
         """Returns the boxes with a heading, and with the label and note of each row in `texts`. The name of
         the first device type is above the labels, unless it is cpu."""
         wide = max(len(label) for label, _ in texts)
-        first = self.table.types[0] if self.table.types[0] != "cpu" else ""
+        first = self.types[0] if self.types[0] != "cpu" else ""
         above = Line()
         for column, text in heading:
             above = Line(above.padded(column), text if text != first else "")
@@ -374,36 +340,29 @@ class Sheet:
         """Returns a box in which each device is `pitch` columns wide, or in which each CPU process is
         drawn."""
         if part.is_numbered:
-            return Box(part.count * pitch - 1, part.title, self._devices(part, pitch))
+            made = Line()
+            for device in range(part.count):
+                is_continued = device + 1 < part.count and part.continues(device + 1)
+                if part.continues(device):
+                    made = Line(made, styled("═" * (pitch if is_continued else pitch - 2), "faint"))
+                else:
+                    texts = (self.marks.of_group(share.group) for share in part.shares)
+                    words = (
+                        text if share.begins(device) else Line(styled("═" * text.width, "faint"))
+                        for share, text in zip(part.shares, texts, strict=True)
+                    )
+                    made = Line(
+                        made, " ", joined(words, "+") or letters(part, self.marks), " " * is_continued
+                    )
+                    rest = (device + 1) * pitch - made.width
+                    made = Line(made, styled("═" * rest * is_continued, "faint"))
+                made = made.padded((device + 1) * pitch)
+            return Box(part.count * pitch - 1, part.title, made.trimmed())
         if part.count > MAX_PROCESSES:
             return Box.titled(part.title, Line(" ", counted(part, self.marks), " "))
         marks = letters(part, self.marks)
         each = Line(" ", marks.padded(marks.width + 2))
         return Box.titled(part.title, Line(Line(*[each] * part.count).trimmed(), " "))
-
-    def _devices(self, part: Part, pitch: int) -> Line:
-        """Returns the letters of each worker at its first device, and a double line at its other devices."""
-        made = Line()
-        for device in range(part.count):
-            is_continued = device + 1 < part.count and part.continues(device + 1)
-            if part.continues(device):
-                made = Line(made, styled("═" * (pitch if is_continued else pitch - 2), "faint"))
-            else:
-                made = Line(made, " ", self._begun(part, device), " " * is_continued)
-                rest = (device + 1) * pitch - made.width
-                made = Line(made, styled("═" * rest * is_continued, "faint"))
-            made = made.padded((device + 1) * pitch)
-        return made.trimmed()
-
-    def _begun(self, part: Part, device: int) -> Line:
-        """Returns the letters of each group that has a worker beginning at a device, and a double line for
-        each other group."""
-        texts = (self.marks.of_group(share.group) for share in part.shares)
-        words = (
-            text if share.begins(device) else Line(styled("═" * text.width, "faint"))
-            for share, text in zip(part.shares, texts, strict=True)
-        )
-        return joined(words, "+") or letters(part, self.marks)
 
     def _counted(self, part: Part) -> Box:
         """Returns a box with the number of workers, `AB x 32`, and the numbers of the devices in its
@@ -447,13 +406,8 @@ def _broken(boxes: Sequence[Box], space: int) -> list[Row]:
 
 def cluster_lines(cluster: Cluster, width: int) -> list[Line]:
     """Returns the line for the pools; none if there are none."""
-    if not cluster.pools:
-        return []
-    return [Line("  ", styled("pools", "faint"), "  ", ", ".join(_pools(cluster))).clip(width)]
-
-
-def _pools(cluster: Cluster) -> Iterator[str]:
-    start = 0
+    texts, start = list[str](), 0
     for name, nodes in cluster.pools:
-        yield f"{name}: {nodes_label([(start, start + nodes)])}"
+        texts.append(f"{name}: {nodes_label([(start, start + nodes)])}")
         start += nodes
+    return [Line("  ", styled("pools", "faint"), "  ", ", ".join(texts)).clip(width)] if texts else []

@@ -168,7 +168,8 @@ def cut(text: str, width: int) -> str:
         return text
     if width < 2:
         return ELLIPSIS[:width]
-    tail = _last(text, (width - 1) // 2)
+    ends = (text[place:] for place in range(len(text)))
+    tail = next((end for end in ends if width_of(end) <= (width - 1) // 2 and width_of(end[0])), "")
     return _first(text, width - 1 - width_of(tail)) + ELLIPSIS + tail
 
 
@@ -180,13 +181,6 @@ def _first(text: str, width: int) -> str:
         if taken > width:
             return text[:place]
     return text
-
-
-def _last(text: str, width: int) -> str:
-    for place in range(len(text)):
-        if width_of(text[place:]) <= width and width_of(text[place]):
-            return text[place:]
-    return ""
 
 
 # Columns
@@ -221,10 +215,16 @@ def wants(rows: Sequence[Row], shape: Sequence[Column]) -> int:
 def columns(rows: Sequence[Row], shape: Sequence[Column], width: int) -> list[Line]:
     """Returns the rows as aligned lines. A row may have fewer cells; an empty column has no width."""
     widths = _complete(rows, shape)
+    narrowest = {index: min(wide, shape[index].least or wide) for index, wide in widths.items()}
     spare = sorted((index for index in widths if shape[index].spare), key=lambda index: shape[index].spare)
-    while spare and _total(_narrowest(widths, shape), shape) > width:
+    while spare and _total({index: narrowest[index] for index in widths}, shape) > width:
         del widths[spare.pop()]
-    return [_row(row, _narrowed(widths, shape, width), shape, width) for row in rows]
+    for _ in range(_total(widths, shape) - width):  # the widest of those that may be cut become narrower
+        wide = [index for index in widths if widths[index] > narrowest[index]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return [_row(row, widths, shape, width) for row in rows]
 
 
 def _complete(rows: Sequence[Row], shape: Sequence[Column]) -> Widths:
@@ -236,22 +236,6 @@ def _complete(rows: Sequence[Row], shape: Sequence[Column]) -> Widths:
 def _total(widths: Widths, shape: Sequence[Column]) -> int:
     gaps = [shape[index].gap for index in widths]
     return sum(widths.values()) + sum(gaps[1:])
-
-
-def _narrowest(widths: Widths, shape: Sequence[Column]) -> Widths:
-    return {index: min(width, shape[index].least or width) for index, width in widths.items()}
-
-
-def _narrowed(widths: Widths, shape: Sequence[Column], width: int) -> Widths:
-    """Returns widths with which the rows fit into `width`. The widest of the columns that may be cut become
-    narrower first."""
-    narrowest, narrowed = _narrowest(widths, shape), dict(widths)
-    for _ in range(_total(widths, shape) - width):
-        wide = [index for index in narrowed if narrowed[index] > narrowest[index]]
-        if not wide:
-            break
-        narrowed[max(wide, key=narrowed.__getitem__)] -= 1
-    return narrowed
 
 
 def _row(row: Row, widths: Widths, shape: Sequence[Column], width: int) -> Line:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from meshctl.dataclass import dataclass
-from meshctl.plan.views.rank import Neighbours, Peers, RankInMesh, RankRoute, RankStage, RankZoom
+from meshctl.plan.views.rank import Peers, RankInMesh, RankRoute, RankStage, RankZoom
 from meshctl.plan.views.selection import ComponentZoom, DimOfComponent, DimZoom, NodeZoom, Process, Zoom
 from meshctl.plan.views.topology import Topology
 from meshctl.topology.flows import Ranks
@@ -67,11 +67,26 @@ def draw(zoom: Zoom, topology: Topology, width: int = 80, color: bool = False) -
         case ComponentZoom():
             drawn = _component(sheet, zoom)
         case DimZoom():
-            drawn = _dim(sheet, zoom)
+            drawn = [Line(styled(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
+            for along in zoom.components:
+                heading = Line(sheet.name(along.component), "  in group ", styled(along.group, "bold"))
+                drawn += [Line(), heading, *_one_by_one(along, sheet.width)]
         case NodeZoom():
             drawn = _node(sheet, zoom)
         case RankZoom():
-            drawn = _rank(sheet, zoom)
+            name = styled(f"{zoom.group}:{zoom.rank}", "bold")
+            place = f"rank {zoom.rank} of {zoom.workers}, job rank {zoom.job_rank} of {zoom.job_size}"
+            made = [Line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
+            for mesh in zoom.components:
+                made += [Line(), *_in_mesh(sheet, zoom.rank, mesh)]
+            made += headed("stages", _stages(sheet, zoom.stages))
+            made += headed(
+                "receives", _routes(sheet, [route for route in zoom.routes if not route.is_producer])
+            )
+            made += headed("sends", _routes(sheet, [route for route in zoom.routes if route.is_producer]))
+            if any(route.some and not route.total for route in zoom.routes):
+                made += [Line(), *sheet.folded(UNCOUNTED, style="faint")]
+            drawn = made
     return printed([each.clip(width) for each in drawn], color)
 
 
@@ -167,14 +182,6 @@ def _views(zoom: ComponentZoom) -> Iterator[Line]:
 # A dim
 
 
-def _dim(sheet: Sheet, zoom: DimZoom) -> list[Line]:
-    made = [Line(styled(zoom.dim, "bold"), f"  in {count(len(zoom.components), 'component')}")]
-    for along in zoom.components:
-        heading = Line(sheet.name(along.component), "  in group ", styled(along.group, "bold"))
-        made += [Line(), heading, *_one_by_one(along, sheet.width)]
-    return made
-
-
 def _one_by_one(along: DimOfComponent, width: int) -> list[Line]:
     """Returns a sentence about the process groups along a dim. If there are several, a row for each of them
     follows: its number, the common indices of its ranks in the other dims, and the ranks."""
@@ -226,32 +233,17 @@ def _workers(sheet: Sheet, zoom: NodeZoom, processes: Sequence[Process]) -> list
         in_cluster = [first + device for device in process.devices]
         numbers = [str(process.rank), str(process.job_rank), str(process.local_rank)]
         numbers += [run_of(process.devices), run_of(in_cluster)][: len(words) - 3]
-        indices = [_indices(process.coordinates[name]) for name in group.components]
+        indices = [
+            " ".join(f"{dim} {index}" for dim, index in process.coordinates[name].items()) or "alone"
+            for name in group.components
+        ]
         rows.append((Line("  "), *map(Line, numbers), *map(Line, indices)))
     numbered = [Column(right=True, gap=2 * bool(number)) for number in range(len(words))]
     coordinates = [Column(gap=3, spare=number) for number in range(1, len(names) + 1)]
     return columns(rows, (Column(), *numbered, *coordinates), sheet.width)
 
 
-def _indices(coordinate: Mapping[str, int]) -> str:
-    return " ".join(f"{dim} {index}" for dim, index in coordinate.items()) or "alone"
-
-
 # A rank
-
-
-def _rank(sheet: Sheet, zoom: RankZoom) -> list[Line]:
-    name = styled(f"{zoom.group}:{zoom.rank}", "bold")
-    place = f"rank {zoom.rank} of {zoom.workers}, job rank {zoom.job_rank} of {zoom.job_size}"
-    made = [Line(name, "  ", place), *sheet.folded(", ".join(_location(zoom)))]
-    for mesh in zoom.components:
-        made += [Line(), *_in_mesh(sheet, zoom.rank, mesh)]
-    made += headed("stages", _stages(sheet, zoom.stages))
-    made += headed("receives", _routes(sheet, [route for route in zoom.routes if not route.is_producer]))
-    made += headed("sends", _routes(sheet, [route for route in zoom.routes if route.is_producer]))
-    if any(route.some and not route.total for route in zoom.routes):
-        made += [Line(), *sheet.folded(UNCOUNTED, style="faint")]
-    return made
 
 
 def _location(zoom: RankZoom) -> Iterator[str]:
@@ -288,7 +280,10 @@ def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
     if seen.peers:
         rows = [titles("  dim", "index", "ranks", "nodes"), *(_peers(rank, peers) for peers in seen.peers)]
         made += columns(rows, PEERS, sheet.width)
-    made += [Line("  ", each) for each in map(_neighbours, seen.neighbours)]
+    for dim in seen.neighbours:
+        ends = ((dim.before, "before"), (dim.after, "after"))
+        words = [f"rank {rank} {word}" if rank is not None else f"none {word}" for rank, word in ends]
+        made.append(Line("  ", styled(dim.dim, "bold"), " ring" * dim.ring, f": {', '.join(words)}"))
     if seen.of_pp_stages > 1:
         held, plural = ", ".join(map(str, seen.pp_stages)), "s" * (len(seen.pp_stages) > 1)
         made += sheet.folded(f"pipeline stage{plural} {held} of {seen.of_pp_stages}")
@@ -303,12 +298,6 @@ def _peers(rank: int, peers: Peers) -> tuple[Line, ...]:
     ]
     reach = Line("cross" if peers.crosses else "inside")
     return Line("  ", styled(peers.dim, "bold")), Line(str(peers.index)), Line(*named), reach
-
-
-def _neighbours(neighbours: Neighbours) -> Line:
-    ends = ((neighbours.before, "before"), (neighbours.after, "after"))
-    words = [f"rank {rank} {word}" if rank is not None else f"none {word}" for rank, word in ends]
-    return Line(styled(neighbours.dim, "bold"), f"{' ring' if neighbours.ring else ''}: {', '.join(words)}")
 
 
 def _stages(sheet: Sheet, stages: Sequence[RankStage]) -> list[Line]:

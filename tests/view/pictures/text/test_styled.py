@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.view.pictures.text.picture import Level, Section, fitted
 from meshctl.view.pictures.text.styled import (
     PALETTE,
     Column,
@@ -75,22 +74,3 @@ def test_where_there_is_no_room_some_are_cut_and_some_left_out(
 def test_colors_are_codes_and_plain_text_has_none() -> None:
     assert printed([Line(styled("A", "C0"), " x")], color=True) == f"\x1b[1;38;5;{PALETTE[0]}mA\x1b[0m x\n"
     assert printed([Line(styled("A", "C0"), " x  ")]) == "A x\n"
-
-
-# In so many lines
-
-
-def section(heading: str, *sizes: int) -> Section:
-    levels = tuple(
-        Level(10 * number, lambda size=size: [Line(heading)] * size) for number, size in enumerate(sizes)
-    )  # type: ignore[misc]
-    return Section(heading, levels, lambda left: f"{left} more")
-
-
-def test_what_fits_in_no_way_is_cut_evenly() -> None:
-    made = fitted(
-        Line("head"), [section("a", 100, 50), section("b", 6, 2), section("c", 100)], lambda bodies: (), 30
-    )
-    assert len(made) == 30
-    texts = [each.text for each in made]
-    assert texts.count("b") == 3 and "39 more" in [text.strip() for text in texts]
