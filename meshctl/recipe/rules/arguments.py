@@ -12,15 +12,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from meshctl.argument_limits import ALWAYS, NO_FACTS, UNKNOWN, Problem, Shipped
+from meshctl.argument_limits import ALWAYS, NO_FACTS, UNKNOWN, Problem
 from meshctl.diagnostics import Diagnostic, Fix, Span
-from meshctl.recipe.code.classes import Class, Code
+from meshctl.recipe.code.classes import Class
 from meshctl.recipe.code.signatures import Hint, Signature
 from meshctl.recipe.code.tables import names_in, wrong_path
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.foreign_words import foreign_help
+from meshctl.recipe.model import Component
 from meshctl.recipe.rules.facts import Facts, named_by
 from meshctl.recipe.scalars import (
     found_instead,
@@ -52,26 +53,19 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
         missing = [parameter for parameter in constructor.required if parameter not in given]
         free = [parameter for parameter in constructor.keywords if parameter not in given]
         for key in unknown:
-            span = facts.key("components", name, "args", key)
+            span, help = facts.key("components", name, "args", key), _known_parameters(key, constructor, free)
             fixes = renamed(span, key, free) if len(unknown) == 1 else ()
             message = f"`{found.target}` has no argument `{key}`"
-            yield Diagnostic(
-                "MC505", message, span, help=_known_parameters(key, constructor, free), fixes=fixes
-            )
-        if missing and not unknown and (given or not _has_args_in_group(facts, name)):
+            yield Diagnostic("MC505", message, span, help=help, fixes=fixes)
+        # An `args` of the component's group that was reported may be meant for the component.
+        group, read = facts.recipe.components[name].group, facts.read
+        is_in_group = not read.is_known("groups", group, "args") and read.is_known("groups", group)
+        if missing and not unknown and (given or not is_in_group):
             span = facts.key("components", name, "args")
             help = "add it under `args`" if len(missing) == 1 else "add them under `args`"
-            nameless = [one for one in missing if one not in constructor.keywords]
-            if nameless:
+            if nameless := [one for one in missing if one not in constructor.keywords]:
                 help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
-
-
-def _has_args_in_group(facts: Facts, component: str) -> bool:
-    """Returns whether an `args` of the component's group was reported, which may be meant for the
-    component."""
-    group = facts.recipe.components[component].group
-    return not facts.read.is_known("groups", group, "args") and facts.read.is_known("groups", group)
 
 
 def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
@@ -107,24 +101,15 @@ def wrong_type(node: Node, hint: Hint, what: str, form: str = "") -> Iterator[Di
     help with an example."""
     if hint.takes(plain(node)):
         return
-    message = f"{what} must be {hint.described}, {found_instead(node)}"
-    if node.target is None:
-        help, fixes = _meant(node, hint) or form, _fixes(node, hint)
-        yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
-    else:
+    message, value, help = f"{what} must be {hint.described}, {found_instead(node)}", node.value, ""
+    if node.target is not None:
         yield Diagnostic("MC508", message, node.span, (node.target.with_word("this is its value"),))
-
-
-def _meant(node: Node, hint: Hint) -> str:
-    if "text" in hint.kinds and isinstance(node.value, (bool, int, float)):
-        return f'quote it: "{node.written}"'
-    if hint.words and isinstance(node.value, str) and (near := nearest(node.value, map(str, hint.words))):
-        return f"did you mean `{near}`?"
-    return yaml_hint(node, "")
-
-
-def _fixes(node: Node, hint: Hint) -> tuple[Fix, ...]:
-    return quoted(node) if hint.kinds == {"text"} else ()
+        return
+    if hint.words and isinstance(value, str) and (near := nearest(value, map(str, hint.words))):
+        help = f"did you mean `{near}`?"
+    help = help or yaml_hint(node, "text" if "text" in hint.kinds else "") or form
+    fixes = quoted(node) if hint.kinds == {"text"} else ()
+    yield Diagnostic("MC508", message, node.span, (), help, fixes=fixes)
 
 
 def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
@@ -145,15 +130,30 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC105", message, node.span, (), help, "warning")
 
 
-def names_exist(facts: Facts) -> Iterator[Diagnostic]:
+def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """An argument names an entry of its table."""
-    for component in facts.recipe.components:
-        declared = facts.declares(component)
-        for argument, table in declared.shipped.choices.items():
-            path = ("args", *argument.split("."))
-            if path[1] not in declared.own_arguments and facts.is_valid("components", component, *path):
-                for name, span in given_names(facts, component, path):
-                    yield from _checked(facts.code_of(component), argument, name, span, table)
+    declared, code = facts.declares(component.name), facts.code_of(component.name)
+    for argument, table in declared.shipped.choices.items():
+        path = ("args", *argument.split("."))
+        is_own = path[1] in declared.own_arguments or not facts.is_valid("components", component.name, *path)
+        for name, span in () if is_own else given_names(facts, component.name, path):
+            names, fixes, help = names_in(code, table), tuple[Fix, ...](), ""
+            if "." in name and (last := name.removeprefix("torch.")) in names:
+                message, help = (
+                    f"`{argument}` is `{name}`, and takes a name without `torch`",
+                    f"write `{last}`",
+                )
+            elif "." in name and (wrong := wrong_path(code, name)):
+                message, help = (
+                    f"`{argument}` is `{name}`, and {wrong.reason}",
+                    did_you_mean(wrong.word, wrong.options),
+                )
+            elif "." not in name and names and name not in names:
+                message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
+                fixes = renamed(span, name, names)
+            else:
+                continue
+            yield Diagnostic("MC453", message, span, help=help, fixes=fixes)
 
 
 def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
@@ -165,28 +165,14 @@ def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[s
         yield node.value, node.span
 
 
-def _checked(code: Code, argument: str, name: str, span: Span, table: str) -> Iterator[Diagnostic]:
-    if "." in name:
-        if (last := name.removeprefix("torch.")) in names_in(code, table):
-            message = f"`{argument}` is `{name}`, and takes a name without `torch`"
-            yield Diagnostic("MC453", message, span, help=f"write `{last}`")
-        elif wrong := wrong_path(code, name):
-            message = f"`{argument}` is `{name}`, and {wrong.reason}"
-            yield Diagnostic("MC453", message, span, help=did_you_mean(wrong.word, wrong.options))
-        return
-    names = names_in(code, table)
-    if names and name not in names:
-        message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
-        yield Diagnostic("MC453", message, span, help=help, fixes=renamed(span, name, names))
-
-
 def arguments_are_within_limits(facts: Facts) -> Iterator[Diagnostic]:
     """Ready-made classes accept their arguments. A value to which other arguments refer is reported once, in
     its own place if it is an argument."""
     found = [
         (name, problem, node)
-        for name, shipped, constructor in _with_limits(facts)
-        for problem in shipped.problems(_arguments(facts, name, constructor))
+        for name, kind, constructor in _constructors(facts)
+        if kind.declares.shipped is not NO_FACTS
+        for problem in kind.declares.shipped.problems(_arguments(facts, name, constructor))
         if (node := _place_of(facts, name, problem)) is not None
     ]
     reported: set[tuple[str, Span]] = set()
@@ -195,12 +181,6 @@ def arguments_are_within_limits(facts: Facts) -> Iterator[Diagnostic]:
         if identity not in reported or problem.code != "MC457":
             reported.add(identity)
             yield _of_problem(facts, name, problem, node)
-
-
-def _with_limits(facts: Facts) -> Iterator[tuple[str, Shipped, Signature]]:
-    for name, found, constructor in _constructors(facts):
-        if found.declares.shipped is not NO_FACTS:
-            yield name, found.declares.shipped, constructor
 
 
 def _arguments(facts: Facts, component: str, constructor: Signature) -> dict[str, Any]:
@@ -237,7 +217,11 @@ def _of_problem(facts: Facts, component: str, problem: Problem, node: Node) -> D
     others = [(one, given) for one in problem.others if (given := facts.node(*path, *one.split(".")))]
     if problem.code == "MC457":
         seconds = (node.target.with_word("this is its value"),) if node.target else ()
-        help = _default(facts, component, problem.argument)
+        found = facts.class_of(component)
+        defaults = found.constructor.defaults if found and found.constructor else {}
+        if problem.argument in defaults:
+            default = defaults[problem.argument]
+            help = f"leave it out for the default{'' if default is None else f', {default}'}"
     elif problem.code == "MC458":
         seconds = tuple(given.span.with_word(f"`{one}` is set") for one, given in others)
     elif problem.code == "MC462":
@@ -248,20 +232,10 @@ def _of_problem(facts: Facts, component: str, problem: Problem, node: Node) -> D
     return Diagnostic(problem.code, f"{of} {problem.rest}", span, seconds, help)
 
 
-def _default(facts: Facts, component: str, argument: str) -> str:
-    """Returns the value that an argument has if it is left out, as a help."""
-    found = facts.class_of(component)
-    defaults = found.constructor.defaults if found and found.constructor else {}
-    if argument not in defaults:
-        return ""
-    default = defaults[argument]
-    return f"leave it out for {'the default' if default is None else f'the default, {default}'}"
-
-
 def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
     """The group of a component has devices that the class and the arguments support."""
-    for name, shipped, _ in _with_limits(facts):
-        group = facts.group_of(facts.recipe.components[name])
+    for name, found, _ in _constructors(facts):
+        group, shipped = facts.group_of(facts.recipe.components[name]), found.declares.shipped
         if group is None or not facts.is_valid("groups", group.name):
             continue
         owner = (facts.value("components", name, "group").with_word(f"`{name}` is on `{group.name}`"),)
@@ -284,31 +258,21 @@ def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
 VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)(/.*)?")
 """A variable of a shell, such as `$DATA` or `$HOME/data`."""
 HOME = re.compile("~(/|$)")
-PLACES = (("components", "args"), ("groups", "args"), ("groups", "env"))
-"""(section, key) of the values that are passed on as they are written."""
 
 
 def texts_are_literal(facts: Facts) -> Iterator[Diagnostic]:
     """No text that is passed on as it is written looks like a variable or a reference."""
     reported = set()
-    for node in _texts(facts):
+    places = [("components", name, "args") for name in facts.recipe.components]
+    places += [("groups", name, key) for key in ("args", "env") for name in facts.recipe.groups]
+    valid = [node for place in places if (node := facts.node(*place)) and facts.is_valid(*place)]
+    for node in (leaf for one in valid for _, leaf in leaves(one)):
         span = node.target or node.span
         if span in reported or node.from_environment or not isinstance(node.value, str):
             continue
         if found := _looks_replaced(facts, node):
             reported.add(span)
             yield Diagnostic("MC579", found[0], span, help=found[1], severity="warning")
-
-
-def _texts(facts: Facts) -> Iterator[Node]:
-    """Yields each value that is passed on."""
-    for section, key in PLACES:
-        names = facts.recipe.components if section == "components" else facts.recipe.groups
-        for name in names:
-            place = (section, name, key)
-            node = facts.node(*place)
-            if node is not None and facts.is_valid(*place):
-                yield from (leaf for _, leaf in leaves(node))
 
 
 def _looks_replaced(facts: Facts, node: Node) -> tuple[str, str] | None:

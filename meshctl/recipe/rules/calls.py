@@ -51,87 +51,74 @@ class Call:
         return f"the decorator of `{self.kind.target}.{self.stage.method}`"
 
 
-def _calls(facts: Facts) -> Iterator[Call]:
+def calls_of(facts: Facts) -> Iterator[Call]:
+    """Yields the calls of stages whose endpoints are known."""
     for name, stage in facts.recipe.pipeline.items():
         kind, endpoint = facts.class_of(stage.component), facts.known_endpoint(stage)
         if kind and endpoint:
             yield Call(stage, kind, endpoint, facts.value("pipeline", name, "call"))
 
 
-def call_names_method(facts: Facts) -> Iterator[Diagnostic]:
-    """`call` has the form COMPONENT.METHOD."""
-    for name, stage in facts.recipe.pipeline.items():
-        node = facts.node("pipeline", name, "call")
-        if node is None or not isinstance(node.value, str) or not node.value:
-            continue
-        if stage.method and node.value not in facts.targets:
-            continue
-        if facts.is_named("pipeline", name, "sync"):
-            continue  # a stage with `call` and `sync` has been reported
-        text, message = node.value, f"`{node.value}` does not have the form COMPONENT.METHOD"
-        meant = list(_meant_calls(facts, text))
-        fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()
-        help = f"write {listed(meant, 'or')}" if meant else "write a component and its method: actor.update"
-        help = odd_letter(text) or help
-        yield Diagnostic("MC511", message, node.span, help=help, fixes=fixes)
+def call_names_method(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    """`call` has the form COMPONENT.METHOD. A stage with `call` and `sync` has been reported."""
+    node = facts.node("pipeline", stage.name, "call")
+    if node is None or not isinstance(node.value, str) or not node.value:
+        return
+    text = node.value
+    if (stage.method and text not in facts.targets) or facts.is_named("pipeline", stage.name, "sync"):
+        return
+    meant = list(_meant_calls(facts, text))
+    fixes = (Fix(node.span, text, meant[0]),) if len(meant) == 1 else ()
+    help = f"write {listed(meant, 'or')}" if meant else "write a component and its method: actor.update"
+    message = f"`{text}` does not have the form COMPONENT.METHOD"
+    yield Diagnostic("MC511", message, node.span, help=odd_letter(text) or help, fixes=fixes)
 
 
 def _meant_calls(facts: Facts, text: str) -> Iterator[str]:
     """Yields the calls that may be meant by a text of another form."""
-    classes = facts.classes
     parts = [part for part in re.split(r"[^\w-]+|->", text) if part]
-    for component, found in classes.items():
-        endpoints = found.endpoints if isinstance(found, Class) else {}
+    for component, endpoints in facts.endpoints().items():
         of_class = re.split(r"\W+", facts.recipe.components[component].target)
         for method in endpoints:
             if parts in ([component, method], [*of_class, method], of_class, [component], [method]):
                 yield f"{component}.{method}"
 
 
-def endpoint_exists(facts: Facts) -> Iterator[Diagnostic]:
+def endpoint_exists(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The called method exists and is an endpoint. A method whose source cannot be read is not reported here,
     but by the worker."""
-    for name, stage in facts.recipe.pipeline.items():
-        found, method = facts.class_of(stage.component), stage.method
-        if stage.kind != "call" or not method or found is None or found.is_component is False:
-            continue
-        if method in found.endpoints or method in found.assigned_members or not found.is_complete:
-            continue
-        span, fixes = facts.value("pipeline", name, "call"), tuple[Fix, ...]()
-        if method in found.async_methods:
-            message = f"`{method}` of `{found.target}` is async, which an endpoint cannot be"
-            help = "define it with `def`"
-        elif method in found.methods:
-            message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
-        else:
-            message = f"`{found.target}` has no endpoint `{method}`"
-            help = did_you_mean(method, found.endpoints) or "decorate a method with @endpoint"
-            fixes = renamed(span, method, found.endpoints)
-        yield Diagnostic("MC513", message, span, help=help, fixes=fixes)
+    found, method = facts.class_of(stage.component), stage.method
+    if stage.kind != "call" or not method or found is None or found.is_component is False:
+        return
+    if method in found.endpoints or method in found.assigned_members or not found.is_complete:
+        return
+    span, fixes = facts.value("pipeline", stage.name, "call"), tuple[Fix, ...]()
+    if method in found.async_methods:
+        message = f"`{method}` of `{found.target}` is async, which an endpoint cannot be"
+        help = "define it with `def`"
+    elif method in found.methods:
+        message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
+    else:
+        message = f"`{found.target}` has no endpoint `{method}`"
+        help = did_you_mean(method, found.endpoints) or "decorate a method with @endpoint"
+        fixes = renamed(span, method, found.endpoints)
+    yield Diagnostic("MC513", message, span, help=help, fixes=fixes)
 
 
 def decorator_is_readable(facts: Facts) -> Iterator[Diagnostic]:
     """The arguments of a decorator are literals that name modes. Each decorator is checked once."""
-    seen: set[tuple[str, int, int]] = set()
-    for call in _calls(facts):
-        if call.endpoint.place not in seen:
-            seen.add(call.endpoint.place)
-            yield from _parameters_exist(call)
-            yield from _modes_exist(facts, call)
-
-
-def _parameters_exist(call: Call) -> Iterator[Diagnostic]:
-    if call.endpoint.unread_parameter:
-        message = (
-            f"`{call.endpoint.unread_parameter}` in {call.decorator} is not a literal; the default is assumed"
-        )
-        yield Diagnostic("MC514", message, call.span, severity="note")
-    for parameter in call.endpoint.unknown_arguments:
-        message, help = f"{call.decorator} has no argument `{parameter}`", did_you_mean(parameter, WORDS)
-        if not parameter:
-            message = f"{call.decorator} has an argument without a name"
-            help = 'write dispatch="...", or collect="..."'
-        yield Diagnostic("MC518", message, call.span, help=help)
+    for call in {call.endpoint.place: call for call in reversed([*calls_of(facts)])}.values():
+        unread = call.endpoint.unread_parameter
+        if unread:
+            message = f"`{unread}` in {call.decorator} is not a literal; the default is assumed"
+            yield Diagnostic("MC514", message, call.span, severity="note")
+        for parameter in call.endpoint.unknown_arguments:
+            message, help = f"{call.decorator} has no argument `{parameter}`", did_you_mean(parameter, WORDS)
+            if not parameter:
+                message = f"{call.decorator} has an argument without a name"
+                help = 'write dispatch="...", or collect="..."'
+            yield Diagnostic("MC518", message, call.span, help=help)
+        yield from _modes_exist(facts, call)
 
 
 def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
@@ -154,23 +141,19 @@ def _modes_exist(facts: Facts, call: Call) -> Iterator[Diagnostic]:
             yield Diagnostic("MC515", f"{named} is not a {key} mode", call.span, help=help)
 
 
-def inputs_fit_parameters(facts: Facts) -> Iterator[Diagnostic]:
-    """The inputs of a stage match the parameters of the method: several by name, a single one by position."""
-    for call in _calls(facts):
-        if facts.is_valid("pipeline", call.stage.name, "in"):
-            named = [given.parameter for given in call.stage.inputs if given.parameter]
-            if call.stage.is_without_data:
-                yield from _takes_nothing(facts, call)
-            else:
-                yield from _named_inputs_fit(facts, call, named) if named else _single_input_fits(facts, call)
-
-
-def _takes_nothing(facts: Facts, call: Call) -> Iterator[Diagnostic]:
-    """A stage without data calls an endpoint that needs no arguments."""
-    if needed := call.signature.required:
-        message = f"{call.name} needs {listed(needed)}, and stage `{call.stage.name}` has `in: []` (no data)"
+def inputs_fit_parameters(facts: Facts, call: Call) -> Iterator[Diagnostic]:
+    """The inputs of a stage match the parameters of the method: several by name, a single one by position.
+    A stage without data calls an endpoint that needs no arguments."""
+    stage = call.stage
+    if not facts.is_valid("pipeline", stage.name, "in"):
+        return
+    named = [given.parameter for given in stage.inputs if given.parameter]
+    if not stage.is_without_data:
+        yield from _named_inputs_fit(facts, call, named) if named else _single_input_fits(facts, call)
+    elif needed := call.signature.required:
+        message = f"{call.name} needs {listed(needed)}, and stage `{stage.name}` has `in: []` (no data)"
         help = "list the stages that it takes, or remove `in` for a source"
-        yield Diagnostic("MC516", message, facts.key("pipeline", call.stage.name, "in"), help=help)
+        yield Diagnostic("MC516", message, facts.key("pipeline", stage.name, "in"), help=help)
 
 
 def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Diagnostic]:
@@ -215,48 +198,45 @@ def _single_input_fits(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         yield Diagnostic("MC516", message, span, help=help)
 
 
-def inputs_fit_types(facts: Facts) -> Iterator[Diagnostic]:
+def inputs_fit_types(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     """A parameter annotated as `Batch` receives a batch, and a parameter annotated as a number does not."""
-    for call in _calls(facts):
-        stage, hints = call.stage, call.signature.hints
-        if not facts.is_valid("pipeline", stage.name, "in"):
-            continue
-        first = hints.get(call.signature.first)
-        if stage.is_source and stage.samples and first is not None and first.is_batch:
-            message = f"{call.name} expects a Batch, but stage `{stage.name}` has no `in`"
-            help = "write `in: STAGE`; a source is called with the range of its sample numbers"
-            yield Diagnostic("MC519", message, call.span, help=help)
-        for given in stage.inputs if stage.name not in stage.takes else ():
-            hint = hints.get(given.parameter or call.signature.first)
-            if hint is not None:
-                yield from _input_fits_type(facts, call, given, hint)
+    stage, hints = call.stage, call.signature.hints
+    if not facts.is_valid("pipeline", stage.name, "in"):
+        return
+    first = hints.get(call.signature.first)
+    if stage.is_source and stage.samples and first is not None and first.is_batch:
+        message = f"{call.name} expects a Batch, but stage `{stage.name}` has no `in`"
+        help = "write `in: STAGE`; a source is called with the range of its sample numbers"
+        yield Diagnostic("MC519", message, call.span, help=help)
+    for given in stage.inputs if stage.name not in stage.takes else ():
+        if hint := hints.get(given.parameter or call.signature.first):
+            yield from _input_fits_type(facts, call, given, hint)
 
 
 def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iterator[Diagnostic]:
-    path = ("in", given.parameter) if given.parameter else ("in",)
-    span = facts.value("pipeline", call.stage.name, *path)
     parameter = f"`{given.parameter or call.signature.first}` of {call.name}"
-    if hint.kinds == {"range"}:
-        message = f"{parameter} is the range of a source's sample numbers"
-        yield Diagnostic("MC519", message, span, help="remove `in`, and write `samples`")
-        return
     source = facts.recipe.pipeline.get(given.stages[0]) if len(given.stages) == 1 else None
     collect, seconds = COLLECT["flatten"], tuple[Span, ...]()
-    if source is not None:
+    if source is not None and hint.kinds != {"range"}:
         known = _collect_mode(facts, source)
         if known is None or _reduces_batches(facts, source):
             return
         word = f"`collect` is {facts.modes[source.name].collect}"
         collect, seconds = known, (facts.key("pipeline", source.name).with_word(word),)
-    if hint.is_batch and (collect.is_reduced or collect.is_list):
+    if hint.kinds == {"range"}:
+        message = f"{parameter} is the range of a source's sample numbers"
+        help = "remove `in`, and write `samples`"
+    elif hint.is_batch and (collect.is_reduced or collect.is_list):
         gives = "numbers" if collect.is_reduced else "a list of its workers' values"
         message = f"{parameter} is a Batch, but stage `{given.stages[0]}` produces {gives}"
         help = "take a stage that produces a batch, or change its `collect`"
-        yield Diagnostic("MC519", message, span, seconds, help)
     elif hint.is_scalar and collect.is_batch:
         message = f"{parameter} is {hint.described}, but stage `{given.stages[0]}` produces a batch"
         help = "arguments of the constructor go under the component's `args`"
-        yield Diagnostic("MC519", message, span, seconds, help)
+    else:
+        return
+    path = ("in", given.parameter) if given.parameter else ("in",)
+    yield Diagnostic("MC519", message, facts.value("pipeline", call.stage.name, *path), seconds, help)
 
 
 def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
@@ -276,46 +256,36 @@ def _reduces_batches(facts: Facts, stage: Stage) -> bool:
     return returned is not None and returned.is_batch and collect is not None and collect.is_reduced
 
 
-def results_can_be_collected(facts: Facts) -> Iterator[Diagnostic]:
+def results_can_be_collected(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     """The collect mode fits the returned type: batches are not averaged, and numbers are not concatenated."""
-    for call in _calls(facts):
-        stage, returned, collect = call.stage, call.signature.returns, _collect_mode(facts, call.stage)
-        if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):
-            continue
-        span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
-        is_needed = stage.is_source or stage.name in facts.taken
-        if returned.kinds == {"nothing"}:
-            if stage.is_source or (is_needed and (collect.is_batch or collect.is_reduced)):
-                yield _without_value(call)
-        elif stage.is_without_data and returned.is_batch:
-            yield _without_ids(call, returned, span)
-        elif _reduces_batches(facts, stage):
-            word = facts.modes[stage.name].collect
-            message = f"{call.name} returns a Batch, but `collect: {word}` is for numbers"
-            yield Diagnostic("MC524", message, span, help="write `collect: flatten`")
-        elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
-            joins, help = "`collect: flatten` joins batches", "write `collect: mean`"
-            if stage.is_source:
-                joins, help = "a source must return batches", "return a Batch"
-            yield Diagnostic(
-                "MC524", f"{call.name} returns {returned.described}, but {joins}", span, help=help
-            )
-
-
-def _without_value(call: Call) -> Diagnostic:
-    """Returns the diagnostic of a stage whose value is needed and whose method returns nothing."""
+    stage, returned, collect = call.stage, call.signature.returns, _collect_mode(facts, call.stage)
+    if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):
+        return
+    span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
+    is_needed, severity = stage.is_source or stage.name in facts.taken, "error"
     needs = "a source must return batches"
-    if not call.stage.is_source:
-        needs = f"another stage takes the value of stage `{call.stage.name}`"
-    help = "its `return` may be missing"
-    return Diagnostic("MC524", f"{call.name} returns nothing, but {needs}", call.span, help=help)
-
-
-def _without_ids(call: Call, returned: Hint, span: Span) -> Diagnostic:
-    """Returns the diagnostic of a stage without data that returns a batch."""
-    help = "its samples would have no ids: remove `in` for a source, or return numbers"
-    given = f"but stage `{call.stage.name}` has `in: []` (no data)"
-    if "nothing" in returned.kinds:
-        message = f"{call.name} may return a Batch, {given}"
-        return Diagnostic("MC524", message, span, help=help, severity="warning")
-    return Diagnostic("MC524", f"{call.name} returns a Batch, {given}", span, help=help)
+    if returned.kinds == {"nothing"}:
+        if not (stage.is_source or (is_needed and (collect.is_batch or collect.is_reduced))):
+            return
+        if not stage.is_source:
+            needs = f"another stage takes the value of stage `{stage.name}`"
+        message, span = f"{call.name} returns nothing, but {needs}", call.span
+        help = "its `return` may be missing"
+    elif stage.is_without_data and returned.is_batch:
+        may = "may return" if "nothing" in returned.kinds else "returns"
+        severity = "warning" if "nothing" in returned.kinds else "error"
+        message = f"{call.name} {may} a Batch, but stage `{stage.name}` has `in: []` (no data)"
+        help = "its samples would have no ids: remove `in` for a source, or return numbers"
+    elif _reduces_batches(facts, stage):
+        message = (
+            f"{call.name} returns a Batch, but `collect: {facts.modes[stage.name].collect}` is for numbers"
+        )
+        help = "write `collect: flatten`"
+    elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
+        help = "return a Batch"
+        if not stage.is_source:
+            needs, help = "`collect: flatten` joins batches", "write `collect: mean`"
+        message = f"{call.name} returns {returned.described}, but {needs}"
+    else:
+        return
+    yield Diagnostic("MC524", message, span, help=help, severity=severity)

@@ -15,12 +15,13 @@ from meshctl.recipe.code.tables import extras_of
 from meshctl.recipe.compose.folders import files
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import Stage
+from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
 READY_MADE = ("meshctl.components", "meshctl.data", "meshctl.hf", "meshctl.rewards", "meshctl.vllm")
 """The modules of ready-made components."""
+DERIVE = "use a class that derives from meshctl.Component"
 MAX_SECONDS = 4
 """Maximum number of further places of one mistake that are shown."""
 
@@ -33,37 +34,30 @@ def module_exists(facts: Facts) -> Iterator[Diagnostic]:
         is_standard = _is_standard(facts.code_of(name), facts.recipe.components[name].target)
         if isinstance(found, NotFound) and not found.has_module and not is_standard:
             users.setdefault(found.module, []).append(name)
-    for module, (first, *others) in users.items():
-        spans = [facts.value("components", other, "_target_") for other in others[:MAX_SECONDS]]
-        span = facts.value("components", first, "_target_")
-        seconds = tuple(s.with_word("and here") for s in spans)
-        fixes = tuple(fix for name in (first, *others) for fix in _retargeted(facts, name))
-        help = f"did you mean `{fixes[0].text}`?" if fixes else _where_to_look(facts, first)
-        yield Diagnostic("MC501", f"module `{module}` was not found", span, seconds, help, fixes=fixes)
+    for module, names in users.items():
+        first, *others = (facts.value("components", name, "_target_") for name in names)
+        seconds = tuple(span.with_word("and here") for span in others[:MAX_SECONDS])
+        fixes = tuple(fix for name in names for fix in _retargeted(facts, name))
+        interpreter = facts.group_code.interpreters.get(facts.recipe.components[names[0]].group)
+        packages = f"the packages of {interpreter.path}" if interpreter else "the installed packages"
+        help = f"searched in {listed(facts.code.own)} and {packages}"
+        if fixes:
+            help = f"did you mean `{fixes[0].text}`?"
+        yield Diagnostic("MC501", f"module `{module}` was not found", first, seconds, help, fixes=fixes)
 
 
 def _retargeted(facts: Facts, component: str) -> tuple[Fix, ...]:
-    """Returns the edit of a `_target_` whose module is misspelt; empty if it is not clear what was meant."""
+    """Returns the edit of a `_target_` whose module is misspelt; empty if it is not clear what was meant. The
+    modules are those in the recipe's folder, those of other components that were found, and those of
+    ready-made components."""
     target = facts.recipe.components[component].target
+    found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
+    own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
     owner, _, name = target.rpartition(".")
-    right = f"{nearest(owner, _modules(facts))}.{name}"
+    right = f"{nearest(owner, sorted({*found, *own, *READY_MADE}))}.{name}"
     if not isinstance(facts.code_of(component).find(right), Class):
         return ()
     return (Fix(facts.value("components", component, "_target_"), target, right),)
-
-
-def _where_to_look(facts: Facts, component: str) -> str:
-    interpreter = facts.group_code.interpreters.get(facts.recipe.components[component].group)
-    packages = f"the packages of {interpreter.path}" if interpreter else "the installed packages"
-    return f"searched in {listed(facts.code.own)} and {packages}"
-
-
-def _modules(facts: Facts) -> list[str]:
-    """Returns the modules in the recipe's folder, those of other components that were found, and those of
-    ready-made components."""
-    found = {one.target.rpartition(".")[0] for one in facts.classes.values() if isinstance(one, Class)}
-    own = (path.stem for folder in facts.code.own for path in files(Path(folder), ".py"))
-    return sorted({*found, *own, *READY_MADE})
 
 
 def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
@@ -77,8 +71,10 @@ def class_is_component(facts: Facts) -> Iterator[Diagnostic]:
             reported.add(found.why)
         target, span = facts.recipe.components[name].target, facts.value("components", name, "_target_")
         code = facts.code_of(name)
-        diagnostic = _of_standard_library(code, target, span) or _diagnostic_of(code, target, found, span)
-        if diagnostic is not None:
+        if _is_standard(code, target):
+            message = f"`{target}` is in Python's standard library and is not a component"
+            yield Diagnostic("MC503", message, span, help=DERIVE)
+        elif diagnostic := _diagnostic_of(code, target, found, span):
             yield diagnostic
 
 
@@ -86,24 +82,12 @@ def _is_standard(code: Code, target: str) -> bool:
     return target.partition(".")[0] in sys.stdlib_module_names and code.is_library(target)
 
 
-def _of_standard_library(code: Code, target: str, span: Span) -> Diagnostic | None:
-    if not _is_standard(code, target):
-        return None
-    message = f"`{target}` is in Python's standard library and is not a component"
-    return Diagnostic("MC503", message, span, help="use a class that derives from meshctl.Component")
-
-
-def _ready_made(code: Code, name: str) -> str:
-    """Returns a help text that names the ready-made component of a name; empty if there is none."""
-    paths = (f"{module}.{name}" for module in READY_MADE)
-    return next((f"did you mean `{path}`?" for path in paths if isinstance(code.find(path), Class)), "")
-
-
 def _diagnostic_of(code: Code, target: str, found: Found, span: Span) -> Diagnostic | None:
     match found:
         case NotFound(has_module=True):
             name = target.rpartition(".")[2]
-            help = did_you_mean(name, found.names) or _ready_made(code, name)
+            ready = (path for one in READY_MADE if isinstance(code.find(path := f"{one}.{name}"), Class))
+            help = did_you_mean(name, found.names) or next((f"did you mean `{one}`?" for one in ready), "")
             if target.endswith(".py"):
                 help = f"use one of its classes: {listed(f'{found.module}.{one}' for one in found.names)}"
             fixes = renamed(span, name, found.names, before=f"{found.module}.")
@@ -115,8 +99,7 @@ def _diagnostic_of(code: Code, target: str, found: Found, span: Span) -> Diagnos
             message = f"`{target}` cannot be checked: {found.why}"
             return Diagnostic("MC504", message, span, severity="note")
         case NoClass():
-            help = "use a class that derives from meshctl.Component"
-            return Diagnostic("MC503", f"`{target}` is {found.what}, not a class", span, help=help)
+            return Diagnostic("MC503", f"`{target}` is {found.what}, not a class", span, help=DERIVE)
         case Class():
             return _diagnostic_of_class(target, found, span)
     return None
@@ -142,36 +125,26 @@ def _diagnostic_of_class(target: str, found: Class, span: Span) -> Diagnostic | 
 STATE_METHODS = ("state_dict", "load_state_dict")
 
 
-def state_is_loaded(facts: Facts) -> Iterator[Diagnostic]:
+def state_is_loaded(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """A component whose state is in checkpoints has both methods of state, or none."""
-    if facts.recipe.run.checkpoint is None:
-        return
-    for name, component in facts.recipe.components.items():
-        found = facts.class_of(name)
-        if found is None or not found.is_complete or component.frozen:
-            continue
-        offered = [method for method in STATE_METHODS if method in found.methods]
-        if len(offered) != 1:
-            continue
+    found = facts.class_of(component.name)
+    is_saved = facts.recipe.run.checkpoint is not None and not component.frozen
+    offered = [method for method in STATE_METHODS if found and method in found.methods]
+    if is_saved and found and found.is_complete and len(offered) == 1:
         [absent] = {*STATE_METHODS} - {*offered}
-        span = facts.value("components", name, "_target_")
+        span = facts.value("components", component.name, "_target_")
         message = f"`{component.target}` has `{offered[0]}` and no `{absent}`"
-        help = f"define `{absent}` as well, or write `frozen: true` if `{name}` has no state"
+        help = f"define `{absent}` as well, or write `frozen: true` if `{component.name}` has no state"
         yield Diagnostic("MC529", message, span, help=help)
 
 
-def values_are_not_hidden(facts: Facts) -> Iterator[Diagnostic]:
+def values_are_not_hidden(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """No endpoint has the name of a value of `Component`, such as `step`, that its class uses."""
-    reported: set[str] = set()
-    for name, found in facts.classes.items():
-        if not isinstance(found, Class) or not found.is_component or found.target in reported:
-            continue
-        reported.add(found.target)
-        for value in sorted(found.hidden_values & found.endpoints.keys()):
-            message = f"`{found.target}` uses the value `self.{value}`, which its endpoint `{value}` hides"
-            help = "give the endpoint another name"
-            span = facts.value("components", name, "_target_")
-            yield Diagnostic("MC578", message, span, help=help, severity="warning")
+    found = facts.class_of(component.name)
+    for value in sorted(found.hidden_values & found.endpoints.keys()) if found and found.is_component else ():
+        message = f"`{found.target}` uses the value `self.{value}`, which its endpoint `{value}` hides"
+        help, span = "give the endpoint another name", facts.value("components", component.name, "_target_")
+        yield Diagnostic("MC578", message, span, help=help, severity="warning")
 
 
 def _trains(facts: Facts, stage: Stage) -> bool:
@@ -201,19 +174,15 @@ def changes_are_saved(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC559", message, span, spans[:1], help, "warning")
 
 
-def training_is_not_delayed(facts: Facts) -> Iterator[Diagnostic]:
+def training_is_not_delayed(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A stage that trains does not run at the end only because one of its inputs does."""
-    pipeline, times = facts.recipe.pipeline, facts.times
-    for name, stage in pipeline.items():
-        late = [one for one in stage.takes if one in times and times[one].at]
-        if late and not stage.when and _trains(facts, stage):
-            spans = [facts.value("pipeline", one, "when") for one in pipeline if pipeline[one].when]
-            message = (
-                f"stage `{name}` trains `{stage.component}` only {times[name]}, when {listed(late)} runs"
-            )
-            help = f"remove that `when`; if this is meant, write `when` in `{name}`, too"
-            span = facts.value("pipeline", name, "in")
-            yield Diagnostic("MC548", message, span, tuple(spans), help, "warning")
+    name, pipeline, times = stage.name, facts.recipe.pipeline, facts.times
+    late = [one for one in stage.takes if one in times and times[one].at]
+    if late and not stage.when and _trains(facts, stage):
+        spans = [facts.value("pipeline", one, "when") for one in pipeline if pipeline[one].when]
+        message = f"stage `{name}` trains `{stage.component}` only {times[name]}, when {listed(late)} runs"
+        help = f"remove that `when`; if this is meant, write `when` in `{name}`, too"
+        yield Diagnostic("MC548", message, facts.value("pipeline", name, "in"), tuple(spans), help, "warning")
 
 
 def samplers_get_weights(facts: Facts) -> Iterator[Diagnostic]:
@@ -245,30 +214,20 @@ def _model(facts: Facts, component: str) -> object:
 
 
 def extras_are_installed(facts: Facts) -> Iterator[Diagnostic]:
-    """The libraries of each extra are installed for the launcher's interpreter. Each extra is reported once,
-    with all components that need it. `launch` asks other interpreters."""
+    """The libraries of each extra are installed for the launcher's interpreter, and not too old. An extra is
+    reported once, with all components that need it. `launch` asks other interpreters."""
     users: dict[str, list[str]] = {}
     for name, component in facts.recipe.components.items():
         if component.group not in facts.group_code.interpreters:
             for extra in extras_of(facts.code, facts.declares(name), component.args):
                 users.setdefault(extra, []).append(name)
     for extra, names in users.items():
-        yield from _missing(facts, extra, names)
-
-
-def _missing(facts: Facts, extra: str, names: list[str]) -> Iterator[Diagnostic]:
-    """Reports the libraries of an extra that are not installed, or that are too old."""
-    missing = missing_libraries(extra)
-    span = facts.value("components", names[0], "_target_")
-    needs = f"{listed(names)} {'needs' if len(names) == 1 else 'need'}"
-    if missing is None:
-        message = f"{needs} the extra `{extra}`, which this version of meshctl does not have"
-        yield Diagnostic("MC442", message, span, severity="note")
-        return
-    help = install_command(extra)
-    if missing:
-        message = f"{needs} {listed(missing)}, not installed here"
-        yield Diagnostic("MC442", message, span, help=help, severity="note")
-    elif outdated := outdated_libraries(extra):
-        message = f"{needs} {listed(outdated)}"
-        yield Diagnostic("MC442", message, span, help=help, severity="note")
+        missing, help = missing_libraries(extra), install_command(extra)
+        outdated = outdated_libraries(extra) if missing == () else ()
+        what = f"{listed(missing or ())}, not installed here" if missing else listed(outdated)
+        if missing is None:
+            what, help = f"the extra `{extra}`, which this version of meshctl does not have", ""
+        if missing or outdated or missing is None:
+            message = f"{listed(names)} {'needs' if len(names) == 1 else 'need'} {what}"
+            span = facts.value("components", names[0], "_target_")
+            yield Diagnostic("MC442", message, span, help=help, severity="note")

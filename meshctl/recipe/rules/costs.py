@@ -8,14 +8,15 @@ from math import gcd
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.model import Component, DeviceGroup, Recipe, Sizes
+from meshctl.recipe.model import DeviceGroup, Recipe
 from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.meshes import Placed
 from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster, NodeRanges
 from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
 from meshctl.topology.mesh import DIMS, DeviceMesh
-from meshctl.topology.placement import NodeRun, Reach, node_runs, span_nodes
+from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 MAX_SHOWN = 3
@@ -29,9 +30,14 @@ the warning."""
 
 
 def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
-    """Every device in `cluster` belongs to a group."""
-    allocation, recipe = facts.allocation, facts.recipe
-    if allocation is None or allocation.beyond or not _are_complete(recipe, allocation):
+    """Every device in `cluster` belongs to a group. Another rule reports a group that lacks devices."""
+    allocation, recipe, groups = facts.allocation, facts.recipe, [*facts.recipe.groups.values()]
+    if allocation is None or allocation.beyond:
+        return
+    if any(
+        one.device_type != "cpu" and one.devices != device_count(allocation.devices[one.name])
+        for one in groups
+    ):
         return
     for kind, per_node in allocation.cluster.devices_per_node.items():
         idle, total = _idle(recipe, allocation, kind), allocation.cluster.total(kind)
@@ -39,12 +45,10 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         is_counted = kind != "mps" or all(each <= 1 for _, each in per_node)
         if not idle or not is_counted or not recipe.cluster.devices_of(kind):
             continue
-        groups = [group for group in recipe.groups.values() if group.device_type == kind]
+        takes = {one.name: counted(one.devices, "device") for one in groups if one.device_type == kind}
         seconds = tuple(
-            facts.value("groups", group.name, "ranks").with_word(
-                f"`{group.name}` takes {counted(group.devices, 'device')}"
-            )
-            for group in groups[:MAX_SHOWN]
+            facts.value("groups", name, "ranks").with_word(f"`{name}` takes {devices}")
+            for name, devices in [*takes.items()][:MAX_SHOWN]
         )
         are = "is" if device_count(idle) == 1 else "are"
         cluster, first = allocation.cluster, idle[0][0]
@@ -52,12 +56,6 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         span, node = _stated(facts, kind, first, cluster), cluster.node_of(kind, first)
         help = "give them to a group, or remove them from `cluster`"
         yield Diagnostic("MC320", f"{message}, the first on node {node}", span, seconds, help, "warning")
-
-
-def _are_complete(recipe: Recipe, allocation: Allocation) -> bool:
-    """Returns whether every group has all of its devices. Another rule reports a group that has not."""
-    on_devices = [group for group in recipe.groups.values() if group.device_type != "cpu"]
-    return all(group.devices == device_count(allocation.devices[group.name]) for group in on_devices)
 
 
 def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
@@ -97,19 +95,29 @@ class AllocatedGroup:
     nodes: NodeRanges
 
 
-def process_groups_stay_on_node(facts: Facts) -> Iterator[Diagnostic]:
+def process_groups_stay_on_node(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """Process groups that communicate within every layer do not span nodes."""
-    for name, component in facts.recipe.components.items():
-        mesh = facts.meshes.get(name)
-        if mesh is None or not isinstance(component.parallel, Sizes):
+    mesh, group = one.mesh, facts.recipe.groups[one.component.group]
+    dims = [dim for dim in CODES if mesh.size(dim) > 1 and one.owner == one.name]
+    runs = _node_runs(facts.allocation, group) if dims else ()
+    if not runs or (len(runs) == 1 and runs[0].nodes == 1):
+        return
+    counts = sorted({run.each for run in runs})
+    ranks = counted(counts[0], "rank") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
+    second = facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} on a node")
+    for dim in dims:
+        reach, size, count = span_nodes(runs, mesh, dim), mesh.size(dim), mesh.world_size // mesh.size(dim)
+        if reach == "inside":
             continue
-        dims = [dim for dim in CODES if mesh.size(dim) > 1]
-        runs = _node_runs(facts.allocation, facts.recipe.groups[component.group]) if dims else ()
-        is_one_node = len(runs) == 1 and runs[0].nodes == 1
-        for dim in dims if runs and not is_one_node else ():
-            reach = span_nodes(runs, mesh, dim)
-            if reach != "inside":
-                yield _spans_nodes(facts, component, mesh, runs, dim, reach)
+        message = f"the only {dim} group of `{one.name}` crosses nodes"
+        if count > 1:
+            which = "all" if reach == "all" else "some of the"
+            message = f"{which} {count} {dim} groups of `{one.name}` cross nodes"
+        span, help = (
+            one.span(f"{dim}_size").with_word(f"groups of {size} ranks"),
+            _how_to_stay(mesh, counts, dim),
+        )
+        yield Diagnostic(CODES[dim], message, span, (second,), help, "warning")
 
 
 def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
@@ -127,32 +135,10 @@ def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeR
     )
 
 
-def _spans_nodes(
-    facts: Facts, component: Component, mesh: DeviceMesh, runs: Sequence[NodeRun], dim: str, reach: Reach
-) -> Diagnostic:
-    size, count, name = mesh.size(dim), mesh.world_size // mesh.size(dim), component.name
-    message = f"the only {dim} group of `{name}` crosses nodes"
-    if count > 1:
-        which = "all" if reach == "all" else "some of the"
-        message = f"{which} {count} {dim} groups of `{name}` cross nodes"
-    span = facts.value("components", name, "parallel", f"{dim}_size").with_word(f"groups of {size} ranks")
-    counts = sorted({run.each for run in runs})
-    ranks = counted(counts[0], "rank") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
-    second = facts.value("groups", component.group, "ranks").with_word(
-        f"`{component.group}` has {ranks} on a node"
-    )
-    help = _how_to_stay(mesh, counts, dim)
-    return Diagnostic(CODES[dim], message, span, (second,), help, "warning")
-
-
 def _how_to_stay(mesh: DeviceMesh, counts: Sequence[int], dim: str) -> str:
     """Returns help that proposes the largest size whose process groups do not span nodes. Those of tp and of
-    the expert dims are consecutive ranks, unless `order` changes that."""
-    sizes = [size for size in divisors(mesh.size(dim)) if _are_inside(mesh, dim, size, gcd(*counts))]
+    the expert dims are consecutive ranks, unless `order` changes that; etp is inside ep."""
+    each, inner = gcd(*counts), mesh.etp_size if dim == "ep" else 1
+    sizes = [size for size in divisors(mesh.size(dim)) if each % (size * inner) == 0]
     usual = " without `order`" if mesh.mesh_dim_names != DIMS else ""
     return f"`{dim}_size: {sizes[-1]}`{usual} stays inside a node" if sizes else ""
-
-
-def _are_inside(mesh: DeviceMesh, dim: str, size: int, each: int) -> bool:
-    """Returns whether process groups of a size stay inside nodes of `each` ranks; etp is inside ep."""
-    return each % (size * mesh.etp_size if dim == "ep" else size) == 0

@@ -23,35 +23,25 @@ from meshctl.recipe.code.files import (
 )
 from meshctl.recipe.compose.folders import is_file
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.rules.facts import Facts, named_by, once, texts_listed_by
+from meshctl.recipe.model import Component
+from meshctl.recipe.rules.facts import Facts, named_by, texts_listed_by
 from meshctl.text.english import listed, nearest
 
 PATH, SPLIT, FIELDS, KEEP = (("args", name) for name in ("path", "split", "fields", "keep"))
 MODEL, TOKENIZER, CHAT_TEMPLATE = (("args", name) for name in ("model", "tokenizer", "chat_template"))
 
 
-def data_are_usable(facts: Facts) -> Iterator[Diagnostic]:
-    """The data of each source exist, and their first row has the columns that it reads. Each path is reported
-    once."""
-    return once(one for name in facts.recipe.components if (one := _of_component(facts, name)))
-
-
-def _of_component(facts: Facts, component: str) -> Diagnostic | None:
-    suffixes = facts.declares(component).shipped.suffixes
-    node = named_by(facts, component, PATH) if suffixes else None
-    if node is None:
-        return None
-    found = find(node.value, facts.code.path, suffixes, _split(facts, component))
-    near = nearest(node.value, files_nearby(node.value, facts.code.path, suffixes))
-    return _of_path(facts, node, found, near) or _of_row(facts, component, node, found)
-
-
-def _split(facts: Facts, component: str) -> str:
-    """Returns the split that a source reads; empty if it is unknown."""
-    if facts.node("components", component, *SPLIT) is None:
-        return "train"
-    node = named_by(facts, component, SPLIT)
-    return str(node.value) if node is not None else ""
+def data_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """The data of each source exist, and their first row has the columns that it reads."""
+    name, suffixes = component.name, facts.declares(component.name).shipped.suffixes
+    node = named_by(facts, name, PATH) if suffixes else None
+    if node is not None:
+        split = named_by(facts, name, SPLIT) if facts.node("components", name, *SPLIT) else "train"
+        words = split if isinstance(split, str) else str(split.value) if split else ""
+        found = find(node.value, facts.code.path, suffixes, words)
+        near = nearest(node.value, files_nearby(node.value, facts.code.path, suffixes))
+        one = _of_path(facts, node, found, near) or _of_row(facts, name, node, found)
+        yield from [one] if one else []
 
 
 def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
@@ -95,47 +85,36 @@ def _columns(facts: Facts, component: str) -> Iterator[str]:
     yield from texts_listed_by(facts, component, KEEP) or ()
 
 
-def tokenizers_are_usable(facts: Facts) -> Iterator[Diagnostic]:
-    """Each tokenizer exists, and has a chat template where chats are rendered. Each one is reported once."""
-    return once(one for name in facts.recipe.components if (one := _of_tokenizer_name(facts, name)))
-
-
-def _of_tokenizer_name(facts: Facts, component: str) -> Diagnostic | None:
-    shipped = facts.declares(component).shipped
+def tokenizers_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """Each tokenizer exists, and has a chat template where chats are rendered."""
+    name, shipped = component.name, facts.declares(component.name).shipped
     if not shipped.has_tokenizer:
-        return None
-    is_left_out = shipped.has_models_tokenizer and _is_empty(facts, component, TOKENIZER)
-    node = named_by(facts, component, MODEL if is_left_out else TOKENIZER)
-    if node is None:
-        return _without_name(facts, component) if is_left_out else None
-    found = tokenizer(node.value, facts.code.path, facts.hub)
-    needs_template = shipped.renders_chats and _is_empty(facts, component, CHAT_TEMPLATE)
-    template = named_by(facts, component, CHAT_TEMPLATE) if shipped.renders_chats else None
-    return _of_file(facts, template) or _of_tokenizer(node, found, needs_template)
-
-
-def _without_name(facts: Facts, component: str) -> Diagnostic | None:
-    """Returns a diagnostic if neither the tokenizer nor the model has a name."""
-    model = facts.argument(component, MODEL)
-    if model is None or not model.is_mapping or not facts.is_valid("components", component, "args"):
-        return None
-    message = f"`{component}` has no tokenizer: its model is a mapping of config values"
-    help = "add `tokenizer` to its args: `byte`, a folder, or a name of the hub"
-    return Diagnostic("MC444", message, model.key or model.span, help=help)
+        return
+    is_left_out = shipped.has_models_tokenizer and _is_empty(facts, name, TOKENIZER)
+    node = named_by(facts, name, MODEL if is_left_out else TOKENIZER)
+    model, template = facts.argument(name, MODEL), named_by(facts, name, CHAT_TEMPLATE)
+    if node is not None:
+        found = tokenizer(node.value, facts.code.path, facts.hub)
+        needs_template = shipped.renders_chats and _is_empty(facts, name, CHAT_TEMPLATE)
+        has_file = any(template and is_file(Path(folder, template.value)) for folder in facts.code.path)
+        if shipped.renders_chats and template is not None and not has_file:
+            message, help = (
+                f"chat template `{template.value}` does not exist",
+                f"searched in {listed(facts.code.own)}",
+            )
+            yield Diagnostic("MC444", message, template.span, help=help)
+        elif one := _of_tokenizer(node, found, needs_template):
+            yield one
+    elif is_left_out and model and model.is_mapping and facts.is_valid("components", name, "args"):
+        message = f"`{name}` has no tokenizer: its model is a mapping of config values"
+        help = "add `tokenizer` to its args: `byte`, a folder, or a name of the hub"
+        yield Diagnostic("MC444", message, model.key or model.span, help=help)
 
 
 def _is_empty(facts: Facts, component: str, path: KeyPath) -> bool:
     """Returns whether the recipe does not set an argument. Its value may be unknown until the launch."""
     node = facts.node("components", component, *path)
     return node is None or not node.value
-
-
-def _of_file(facts: Facts, template: Node | None) -> Diagnostic | None:
-    """Returns a diagnostic if the file of a chat template does not exist."""
-    if template is None or any(is_file(Path(folder, template.value)) for folder in facts.code.path):
-        return None
-    message = f"chat template `{template.value}` does not exist"
-    return Diagnostic("MC444", message, template.span, help=f"searched in {listed(facts.code.own)}")
 
 
 def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnostic | None:
@@ -153,32 +132,21 @@ def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnos
 
 
 def tokens_are_in_vocabulary(facts: Facts) -> Iterator[Diagnostic]:
-    """A model has an embedding for each token of the tokenizers of its inputs. Each tokenizer is reported
-    once for a model."""
-    return once(_found(facts))
-
-
-def _found(facts: Facts) -> Iterator[Diagnostic]:
+    """A model has an embedding for each token of the tokenizers of its inputs."""
     counts: dict[str, int] = {}
     for name, model in facts.models.items():
         vocabulary = model.get("vocab_size")
         for node in _tokenizers(facts, name) if vocabulary else ():
             if node.value not in counts:
-                counts[node.value] = _token_count(facts, node.value)
+                folder = tokenizer(node.value, facts.code.path, facts.hub).folder
+                counts[node.value] = token_count(folder) if folder else 0
             count = counts[node.value]
             if count > vocabulary:
                 has = f"the vocabulary of the model of `{name}` has only {vocabulary}"
                 message = f"tokenizer `{node.value}` has {count} tokens, but {has}"
-                help = (
-                    f"name the tokenizer of the model; a new model needs a `vocab_size` of at least {count}"
-                )
+                new = f"a new model needs a `vocab_size` of at least {count}"
+                help = f"name the tokenizer of the model; {new}"
                 yield Diagnostic("MC460", message, node.span, model.stated("vocab_size"), help)
-
-
-def _token_count(facts: Facts, name: str) -> int:
-    """Returns the number of tokens of a tokenizer; 0 if it is unknown."""
-    folder = tokenizer(name, facts.code.path, facts.hub).folder
-    return token_count(folder) if folder else 0
 
 
 def _tokenizers(facts: Facts, component: str) -> Iterator[Node]:

@@ -51,16 +51,16 @@ them."""
 # Counts
 
 
-def workers_divide_devices(facts: Facts) -> Iterator[Diagnostic]:
-    for name, group in facts.recipe.groups.items():
-        each, devices = group.gpus_per_worker, group.devices
-        if group.device_type == "cpu" or not devices or devices % each == 0:
-            continue
-        has = f"`{name}` has {counted(devices, 'device')}"
-        seconds = (facts.value("groups", name, "ranks").with_word(has),)
-        message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
-        help = f"use {listed(map(str, divisors(devices)[:MAX_LISTED]), 'or')}"
-        yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), seconds, help)
+def workers_divide_devices(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
+    name = group.name
+    each, devices = group.gpus_per_worker, group.devices
+    if group.device_type == "cpu" or not devices or devices % each == 0:
+        return
+    has = f"`{name}` has {counted(devices, 'device')}"
+    seconds = (facts.value("groups", name, "ranks").with_word(has),)
+    message = f"`gpus_per_worker` {each} does not divide the {devices} devices of group `{name}`"
+    help = f"use {listed(map(str, divisors(devices)[:MAX_LISTED]), 'or')}"
+    yield Diagnostic("MC303", message, facts.value("groups", name, "gpus_per_worker"), seconds, help)
 
 
 def node_counts_agree(facts: Facts) -> Iterator[Diagnostic]:
@@ -144,55 +144,43 @@ def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
 def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Diagnostic:
     """Returns the diagnostic for groups with a device that the cluster does not have. `counts` are further
     groups for which it has too few devices."""
-    allocation, total = facts.allocation, _total(facts, kind)
+    allocation, groups = facts.allocation, facts.recipe.groups
     assert allocation is not None
+    total, spans = allocation.cluster.total(kind), dict[str, Span]()
+    for name in lists:
+        ranks, device = groups[name].ranks, allocation.beyond[name]
+        index = ranks.index(device) if isinstance(ranks, tuple) and device in ranks else 0
+        spans[name] = facts.item("groups", name, "ranks", index=index)
     first, *more = lists
     numbered = f"the cluster has {total}" + (f", numbered from 0 to {total - 1}" if total else "")
     message = f"group `{first}` needs device {allocation.beyond[first]}, but {numbered}"
-    others = [
-        _device_span(facts, name, allocation.beyond[name]).with_word(f"`{name}` needs it") for name in more
-    ]
+    others = [spans[name].with_word(f"`{name}` needs it") for name in more]
     others += [_needs_span(facts, name) for name in counts]
     second, help = _hardware(facts, kind)
-    ranks = facts.recipe.groups[first].ranks
+    ranks = groups[first].ranks
     if isinstance(ranks, tuple) and max(ranks) == total:
         help = f"devices count from 0: list {total - 1} as the last one"
-    span = _device_span(facts, first, allocation.beyond[first])
-    return Diagnostic("MC309", message, span, (second, *others[:MAX_LISTED]), help)
-
-
-def _total(facts: Facts, kind: str) -> int:
-    return facts.allocation.cluster.total(kind) if facts.allocation else 0
-
-
-def _device_span(facts: Facts, group: str, device: int) -> Span:
-    """Returns the span of one device in a list of `ranks`."""
-    ranks = facts.recipe.groups[group].ranks
-    index = ranks.index(device) if isinstance(ranks, tuple) and device in ranks else 0
-    return facts.item("groups", group, "ranks", index=index)
+    return Diagnostic("MC309", message, spans[first], (second, *others[:MAX_LISTED]), help)
 
 
 def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
     """Returns the diagnostic for groups of one device type for which the cluster has too few devices."""
-    groups, total = facts.recipe.groups, _total(facts, kind)
-    beyond = facts.allocation.beyond if facts.allocation else {}
+    allocation, groups = facts.allocation, facts.recipe.groups
+    assert allocation is not None
+    total = allocation.cluster.total(kind)
     others = {
         name: group.devices
         for name, group in groups.items()
-        if group.device_type == kind and name not in beyond and not group.colocate
+        if group.device_type == kind and name not in allocation.beyond and not group.colocate
     }
     free = max(0, total - sum(others.values()))
     of = f"the cluster's {total}" + (f" {kind} devices" if _has_several_types(facts) else "")
     taken = ", ".join(f"`{name}` has {devices}" for name, devices in others.items())
-    first, *more = names
-    needs = f"group `{first}` needs {counted(groups[first].devices, 'device')}"
-    message = f"{needs}, but {free} of {of} {'is' if free == 1 else 'are'} free" + (
-        f" ({taken})" if taken else ""
-    )
+    needs = f"group `{names[0]}` needs {counted(groups[names[0]].devices, 'device')}"
+    message = f"{needs}, but {free} of {of} {'is' if free == 1 else 'are'} free" + f" ({taken})" * bool(taken)
     seconds, help = _hardware(facts, kind)
-    others_beyond = tuple(_needs_span(facts, name) for name in more[:MAX_LISTED])
-    span = facts.value("groups", first, "ranks")
-    return Diagnostic("MC309", message, span, (seconds, *others_beyond), help)
+    beyond = tuple(_needs_span(facts, name) for name in names[1 : MAX_LISTED + 1])
+    return Diagnostic("MC309", message, facts.value("groups", names[0], "ranks"), (seconds, *beyond), help)
 
 
 def _needs_span(facts: Facts, group: str) -> Span:
@@ -261,23 +249,22 @@ def enough_devices_are_visible(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC310", message, facts.value("groups", name, "visible_devices"), seconds)
 
 
-def device_names_are_known(facts: Facts) -> Iterator[Diagnostic]:
+def device_names_are_known(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """`visible_devices` contains only names that the driver knows, each once. A driver ignores other names
     silently."""
-    for name, group in facts.recipe.groups.items():
-        visible, kind = group.visible_devices, group.device_type
-        if kind not in NAME_PATTERNS or not facts.is_valid("groups", name, "visible_devices"):
-            continue
-        for index, device in enumerate(visible):
-            path = ("groups", name, "visible_devices", str(index))
-            span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
-            if not re.fullmatch(NAME_PATTERNS[kind], device):
-                help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
-                yield Diagnostic("MC316", f"`{device}` is not a valid {kind} device", span, help=help)
-                break
-            elif device in visible[:index]:
-                message = f"`visible_devices` of group `{name}` lists device {device} twice"
-                yield Diagnostic("MC316", message, span)
+    visible, kind = group.visible_devices, group.device_type
+    if kind not in NAME_PATTERNS or not facts.is_valid("groups", group.name, "visible_devices"):
+        return
+    for index, device in enumerate(visible):
+        path = ("groups", group.name, "visible_devices", str(index))
+        span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
+        if not re.fullmatch(NAME_PATTERNS[kind], device):
+            help = 'write indices, "0,1"' + (", or UUIDs: GPU-..., MIG-..." if kind == "cuda" else "")
+            yield Diagnostic("MC316", f"`{device}` is not a valid {kind} device", span, help=help)
+            break
+        elif device in visible[:index]:
+            message = f"`visible_devices` of group `{group.name}` lists device {device} twice"
+            yield Diagnostic("MC316", message, span)
 
 
 def hardware_is_disjoint(facts: Facts) -> Iterator[Diagnostic]:
@@ -334,23 +321,23 @@ def _seen_twice(facts: Facts, one: DeviceGroup, other: DeviceGroup, node: int, d
     return Diagnostic("MC318", message, span, (seconds,), help, "warning")
 
 
-def environment_keeps_devices(facts: Facts) -> Iterator[Diagnostic]:
+def environment_keeps_devices(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """`env` does not set variables that torchrun or meshctl sets for each worker."""
-    for name, group in facts.recipe.groups.items():
-        for variable, value in group.env:
-            if value is None:
-                continue
-            span = facts.key("groups", name, "env", variable)
-            if variable in SET_BY_TORCHRUN:
-                message = f"`{variable}` is set by torchrun for each worker; the value in `env` is ignored"
-                yield Diagnostic("MC321", message, span, help="remove it", severity="warning")
-            elif variable in SET_BY_MESHCTL.get(group.device_type, ()):
-                has = f"`{name}` has {counted(group.devices, f'{group.device_type} device')}"
-                seconds = (facts.value("groups", name, "ranks").with_word(has),)
-                takes_place = f"`{variable}` in `env` replaces the devices"
-                message = f"{takes_place} that meshctl assigns to each worker of `{name}`"
-                help = "remove it, or write it as `visible_devices`"
-                yield Diagnostic("MC321", message, span, seconds, help, "warning")
+    name = group.name
+    for variable, value in group.env:
+        if value is None:
+            continue
+        span = facts.key("groups", name, "env", variable)
+        if variable in SET_BY_TORCHRUN:
+            message = f"`{variable}` is set by torchrun for each worker; the value in `env` is ignored"
+            yield Diagnostic("MC321", message, span, help="remove it", severity="warning")
+        elif variable in SET_BY_MESHCTL.get(group.device_type, ()):
+            has = f"`{name}` has {counted(group.devices, f'{group.device_type} device')}"
+            seconds = (facts.value("groups", name, "ranks").with_word(has),)
+            takes_place = f"`{variable}` in `env` replaces the devices"
+            message = f"{takes_place} that meshctl assigns to each worker of `{name}`"
+            help = "remove it, or write it as `visible_devices`"
+            yield Diagnostic("MC321", message, span, seconds, help, "warning")
 
 
 def pools_state_their_devices(facts: Facts) -> Iterator[Diagnostic]:
@@ -363,64 +350,57 @@ def pools_state_their_devices(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC323", message, facts.key("cluster", "devices_per_node"), (pools,), help)
 
 
-def named_nodes_exist(facts: Facts) -> Iterator[Diagnostic]:
+def named_nodes_exist(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """`nodes` of a group names node pools and nodes of the cluster."""
-    if not facts.is_valid("cluster"):
-        return
-    for name, group in facts.recipe.groups.items():
-        for index, node in enumerate(group.nodes if facts.is_valid("groups", name, "nodes") else ()):
-            span = facts.item("groups", name, "nodes", index=index)
-            if isinstance(node, str):
-                yield from _pool_exists(facts, name, node, span)
-            elif facts.allocation and node >= (nodes := facts.allocation.cluster.nodes):
-                has = f"the nodes are 0 to {nodes - 1}" if nodes > 1 else "the only node is 0"
-                message = f"group `{name}` is placed on node {node}, but {has}"
+    is_valid = facts.is_valid("cluster") and facts.is_valid("groups", group.name, "nodes")
+    pools, allocation = [pool for pool, _ in facts.recipe.cluster.pools], facts.allocation
+    for index, node in enumerate(group.nodes if is_valid else ()):
+        help, second = "", tuple[Span, ...]()
+        if isinstance(node, str) and node not in pools:
+            message = f"group `{group.name}` is placed on `{node}`, which is not a node pool"
+            help = (
+                f"write `cluster: {{nodes: {{{node}: {{count: N, devices: M}}}}}}`, or the number of a node"
+            )
+            if pools:
+                help = did_you_mean(node, pools)
+                second = (facts.value("cluster", "nodes").with_word("the node pools"),)
+        elif isinstance(node, int) and allocation and node >= (nodes := allocation.cluster.nodes):
+            has = f"the nodes are 0 to {nodes - 1}" if nodes > 1 else "the only node is 0"
+            message = f"group `{group.name}` is placed on node {node}, but {has}"
+            if facts.node("cluster"):
                 second = (facts.value("cluster").with_word(counted(nodes, "node")),)
-                yield Diagnostic("MC324", message, span, second if facts.node("cluster") else ())
-
-
-def _pool_exists(facts: Facts, group: str, node: str, span: Span) -> Iterator[Diagnostic]:
-    pools = [pool for pool, _ in facts.recipe.cluster.pools]
-    if node in pools:
-        return
-    help = f"write `cluster: {{nodes: {{{node}: {{count: N, devices: M}}}}}}`, or the number of a node"
-    second: tuple[Span, ...] = ()
-    if pools:
-        help = did_you_mean(node, pools)
-        second = (facts.value("cluster", "nodes").with_word("the node pools"),)
-    message = f"group `{group}` is placed on `{node}`, which is not a node pool"
-    yield Diagnostic("MC324", message, span, second, help)
-
-
-def nodes_are_for_counts(facts: Facts) -> Iterator[Diagnostic]:
-    """A group whose devices are decided otherwise does not name nodes."""
-    for name, group in facts.recipe.groups.items():
-        if not group.nodes or not facts.is_valid("groups", name, "nodes"):
-            continue
-        if isinstance(group.ranks, tuple):
-            key, word = "ranks", "`ranks` lists devices"
-            help = f"write `ranks: {len(group.ranks)}`, or remove `nodes`"
-        elif group.colocate and group.device_type != "cpu":
-            key, word, help = "colocate", "these are its devices", "remove `nodes`"
         else:
             continue
-        message = f"`nodes` of group `{name}` contradicts `{key}`, which already determines its devices"
-        second = facts.value("groups", name, key).with_word(word)
-        yield Diagnostic("MC325", message, facts.key("groups", name, "nodes"), (second,), help)
+        span = facts.item("groups", group.name, "nodes", index=index)
+        yield Diagnostic("MC324", message, span, second, help)
 
 
-def named_nodes_have_devices(facts: Facts) -> Iterator[Diagnostic]:
+def nodes_are_for_counts(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
+    """A group whose devices are decided otherwise does not name nodes."""
+    name = group.name
+    if not group.nodes or not facts.is_valid("groups", name, "nodes"):
+        return
+    if isinstance(group.ranks, tuple):
+        key, word = "ranks", "`ranks` lists devices"
+        help = f"write `ranks: {len(group.ranks)}`, or remove `nodes`"
+    elif group.colocate and group.device_type != "cpu":
+        key, word, help = "colocate", "these are its devices", "remove `nodes`"
+    else:
+        return
+    message = f"`nodes` of group `{name}` contradicts `{key}`, which already determines its devices"
+    second = facts.value("groups", name, key).with_word(word)
+    yield Diagnostic("MC325", message, facts.key("groups", name, "nodes"), (second,), help)
+
+
+def named_nodes_have_devices(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """The nodes that a group names have enough free devices for it."""
-    allocation = facts.allocation
-    for name, group in facts.recipe.groups.items() if allocation else ():
-        assert allocation
-        on = facts.recipe.cluster.ranges_of(group.nodes)
-        is_counted = isinstance(group.ranks, int) and not group.colocate and group.device_type != "cpu"
-        if not on or not is_counted or on[-1][1] > allocation.cluster.nodes:
-            continue
-        found = device_count(allocation.devices[name])
-        if found < group.devices and group.devices % group.gpus_per_worker == 0:
-            yield _too_few(facts, group, allocation, found)
+    allocation, on = facts.allocation, facts.recipe.cluster.ranges_of(group.nodes)
+    is_counted = isinstance(group.ranks, int) and not group.colocate and group.device_type != "cpu"
+    if allocation is None or not on or not is_counted or on[-1][1] > allocation.cluster.nodes:
+        return
+    found = device_count(allocation.devices[group.name])
+    if found < group.devices and group.devices % group.gpus_per_worker == 0:
+        yield _too_few(facts, group, allocation, found)
 
 
 def _too_few(facts: Facts, group: DeviceGroup, allocation: Allocation, found: int) -> Diagnostic:

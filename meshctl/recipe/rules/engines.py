@@ -232,24 +232,20 @@ def _span(facts: Facts) -> Span:
     return facts.key("engine", "jobset") if facts.node("engine", "jobset") else facts.value("engine")
 
 
-def _ships(facts: Facts) -> bool:
-    return facts.is_valid("engine") and bool(facts.recipe.engine.options.get("ship"))
-
-
 def checkpoints_stay_on_the_nodes(facts: Facts) -> Iterator[Diagnostic]:
     """A note: each node has the files of its own workers only, so the run is not continued where it is."""
     engine, run = facts.recipe.engine, facts.recipe.run
-    if not _ships(facts) or run.checkpoint is None:
+    if not facts.is_valid("engine") or not engine.options.get("ship") or run.checkpoint is None:
         return
-    where = engine.options.get("ship_to") or SHIP_TO
     span = facts.key("engine", engine.name, "ship")
     if run.restarts is not None:
         message = "`run.restarts` continues from checkpoints, whose files `ship` leaves on the nodes"
         help = "leave out `run.restarts`, or `run.checkpoint`: then each attempt starts from the beginning"
-        yield Diagnostic(
-            "MC641", message, facts.key("run", "restarts"), (span.with_word("`ship` is here"),), help=help
+        restarts = facts.key("run", "restarts")
+        yield Diagnostic("MC641", message, restarts, (span.with_word("`ship` is here"),), help=help)
+    else:
+        message = (
+            f"each node keeps its files of a checkpoint, below {engine.options.get('ship_to') or SHIP_TO}"
         )
-        return
-    message = f"each node keeps its files of a checkpoint, below {where}"
-    help = "to continue the run, copy them into one folder: `docs/engines.md`"
-    yield Diagnostic("MC640", message, span, severity="note", help=help)
+        help = "to continue the run, copy them into one folder: `docs/engines.md`"
+        yield Diagnostic("MC640", message, span, severity="note", help=help)

@@ -6,13 +6,14 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, reduce
 from pathlib import Path
+from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Span
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
 from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.group_code import GroupCode
@@ -33,6 +34,22 @@ from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
 ALL_LINEAR = "all-linear"
 """The target of `lora` that means all linear layers."""
+
+
+KnownCall = Stage
+"""A stage with `call` whose inputs and modes are known."""
+
+
+class Metric(NamedTuple):
+    """A metric that `run` names."""
+
+    key: str
+    """The key that names it, such as `run.show`."""
+    text: str
+    span: Span
+    stage: str
+    name: str
+    """Its own name; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -372,19 +389,20 @@ class Facts:
         """The stages whose values are inputs of other stages."""
         return frozenset(name for stage in self.recipe.pipeline.values() for name in stage.takes)
 
-    def named_metrics(self) -> Iterator[tuple[str, str, Span]]:
-        """Yields (key, metric, span) of every metric that `run` names, where the value is valid."""
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """The metrics that `run` names, where the value is valid."""
         run = self.recipe.run
-        if self.is_valid("run", "show"):
-            for index, metric in enumerate(run.show):
-                yield "run.show", metric, self.item("run", "show", index=index)
         best = run.checkpoint.best if run.checkpoint else None
-        for path, metric in (
-            (("run", "stop", "on"), run.stop.on if run.stop else ""),
-            (("run", "checkpoint", "best", "on"), best.on if best else ""),
+        shown = enumerate(run.show if self.is_valid("run", "show") else ())
+        found = [("run.show", metric, self.item("run", "show", index=index)) for index, metric in shown]
+        for metric, *path in (
+            (run.stop.on if run.stop else "", "run", "stop", "on"),
+            (best.on if best else "", "run", "checkpoint", "best", "on"),
         ):
             if metric and self.is_valid(*path):
-                yield ".".join(path), metric, self.value(*path)
+                found.append((".".join(path), metric, self.value(*path)))
+        return [Metric(key, metric, span, *self.recipe.metric(metric)) for key, metric, span in found]
 
     def join(self, stage: Stage) -> str:
         """Returns how the parts of a stage's value are joined; empty for a sync or an unknown mode."""
@@ -558,13 +576,3 @@ def texts_listed_by(facts: Facts, component: str, path: KeyPath) -> list[str] | 
         return None
     is_known = not any(one.from_environment or one.is_interpolated for one in node.value)
     return [one for one in plain(node) if isinstance(one, str)] if is_known else None
-
-
-def once(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yields the first of the diagnostics with the same code and message, since several components may name
-    the same thing."""
-    seen: set[tuple[str, str]] = set()
-    for one in diagnostics:
-        if (one.code, one.message) not in seen:
-            seen.add((one.code, one.message))
-            yield one

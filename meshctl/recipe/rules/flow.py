@@ -16,8 +16,8 @@ from typing import NamedTuple
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DispatchWords, Input, Sizes, Stage
-from meshctl.recipe.rules.facts import Facts, input_path
-from meshctl.recipe.rules.meshes import LayoutNeeds
+from meshctl.recipe.rules.facts import Facts, KnownCall, input_path
+from meshctl.recipe.rules.meshes import Placed
 from meshctl.recipe.rules.rollouts import own_columns
 from meshctl.text.english import counted, listed
 from meshctl.topology.consumers import samples_by_rank
@@ -26,7 +26,6 @@ from meshctl.topology.modes import (
     DISPATCH,
     EXECUTE,
     Dispatch,
-    DispatchMode,
     part_count,
     producers_of,
     workers_of,
@@ -58,22 +57,19 @@ def peers_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
     """All ranks of a data rank receive the same samples in mode `execute: peer`, which assigns each worker to
     one producer."""
     for stage in facts.known_receivers:
-        mesh = facts.meshes.get(stage.component)
-        source = facts.lead_stage(stage)
+        mesh, source = facts.meshes.get(stage.component), facts.lead_stage(stage)
         split = _split_peers(facts, stage)
         if mesh is None or source is None or split is None:
             continue
-        execute = facts.modes[stage.name].execute
-        dims = [f"{dim} {mesh.size(dim)}" for dim in ("pp", "cp", "tp") if mesh.size(dim) > 1]
-        if mesh.ulysses_size > 1:
-            dims.append(f"ulysses {mesh.ulysses_size}")
+        sizes = {dim: mesh.size(dim) for dim in ("pp", "cp", "tp")} | {"ulysses": mesh.ulysses_size}
+        dims = ", ".join(f"{dim} {size}" for dim, size in sizes.items() if size > 1)
         layout = facts.key("components", stage.component, "parallel")
         seconds = (
-            layout.with_word(f"`{stage.component}` has {', '.join(dims)}"),
+            layout.with_word(f"`{stage.component}` has {dims}"),
             facts.key("pipeline", source.name).with_word(f"{facts.producers(source)} workers give its value"),
         )
-        one, other = split
-        gives = f"`execute: {execute}` of stage `{stage.name}` gives ranks {one} and {other}"
+        execute = facts.modes[stage.name].execute
+        gives = f"`execute: {execute}` of stage `{stage.name}` gives ranks {split[0]} and {split[1]}"
         message = f"{gives} of `{stage.component}` different samples, although they belong to one data rank"
         help = "write `execute: all`, or choose layouts in which each producer has whole data ranks"
         yield Diagnostic("MC528", message, _key_of(facts, stage, "execute"), seconds, help)
@@ -110,32 +106,26 @@ def _split_peers(facts: Facts, stage: Stage) -> tuple[int, int] | None:
 # Repeated and lost samples
 
 
-def every_sample_comes_once(facts: Facts) -> Iterator[Diagnostic]:
+def every_sample_comes_once(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """Each sample that the workers of a stage receive is collected exactly once."""
-    for stage in facts.known_calls:
-        mesh, modes = facts.meshes.get(stage.component), facts.modes[stage.name]
-        collect, execute = modes.collect_mode, modes.execute_mode
-        is_first = collect.is_first and _gives_batch(facts, stage)
-        if mesh is None or not stage.inputs or stage.name not in facts.taken or execute.is_single:
-            continue
-        if not (is_first or collect.is_batch) or _split_peers(facts, stage) is not None:
-            continue  # another rule reports split peers
-        why = _why_wrong(facts, stage, mesh)
-        keys, help = ["dispatch", "execute"], "write `dispatch: slice_dp`"
-        how = f"`dispatch: {facts.lead_dispatch(stage).mode}`"
-        if execute.is_per_producer:
-            how, help = f"{how} under `execute: {modes.execute}`", "write `execute: all`"
-        if is_first:
-            keys, help = ["collect"], "write `collect: flatten`"
-        if why:
-            message = f"{how} and `collect: {modes.collect}` of stage `{stage.name}`: {why}"
-            span = _key_of(facts, stage, *keys)
-            yield Diagnostic("MC538", message, span, help=help, severity="warning")
-
-
-def _gives_batch(facts: Facts, stage: Stage) -> bool:
-    gives = facts.endpoint(stage).signature.returns
-    return gives is not None and "batch" in gives.kinds
+    mesh, modes = facts.meshes.get(stage.component), facts.modes[stage.name]
+    collect, execute, gives = modes.collect_mode, modes.execute_mode, facts.endpoint(stage).signature.returns
+    is_first = collect.is_first and gives is not None and "batch" in gives.kinds
+    if mesh is None or not stage.inputs or stage.name not in facts.taken or execute.is_single:
+        return
+    if not (is_first or collect.is_batch) or _split_peers(facts, stage) is not None:
+        return  # another rule reports split peers
+    why = _why_wrong(facts, stage, mesh)
+    keys, help = ["dispatch", "execute"], "write `dispatch: slice_dp`"
+    how = f"`dispatch: {facts.lead_dispatch(stage).mode}`"
+    if execute.is_per_producer:
+        how, help = f"{how} under `execute: {modes.execute}`", "write `execute: all`"
+    if is_first:
+        keys, help = ["collect"], "write `collect: flatten`"
+    if why:
+        message = f"{how} and `collect: {modes.collect}` of stage `{stage.name}`: {why}"
+        span = _key_of(facts, stage, *keys)
+        yield Diagnostic("MC538", message, span, help=help, severity="warning")
 
 
 def _why_wrong(facts: Facts, stage: Stage, mesh: DeviceMesh) -> str:
@@ -164,13 +154,13 @@ def _why_wrong(facts: Facts, stage: Stage, mesh: DeviceMesh) -> str:
 # Keys without effect
 
 
-def keys_have_effect(facts: Facts) -> Iterator[Diagnostic]:
+def keys_have_effect(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """Every stated value of `dispatch` and `execute` has an effect."""
-    for stage in facts.known_calls:
-        if not stage.inputs:
-            yield from _idle_words_without_inputs(facts, stage)
-        for given in stage.inputs:
-            yield from _unused_keys_of_input(facts, stage, given)
+    idle = [*_unused_without_inputs(facts, stage)] if not stage.inputs else []
+    idle += [one for given in stage.inputs for one in _unused_keys_of_input(facts, stage, given)]
+    for what, why, *path in idle:
+        message, span = f"`{what}` has no effect: {why}", facts.key("pipeline", stage.name, *path)
+        yield Diagnostic("MC525", message, span, help="remove it", severity="warning")
 
 
 def _partitioning(words: DispatchWords) -> list[str]:
@@ -178,46 +168,37 @@ def _partitioning(words: DispatchWords) -> list[str]:
     return [key for key in ("balance", "home", "split_groups", "equal_counts") if getattr(words, key)]
 
 
-def _unused_keys_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
-    path: tuple[str, ...] = ("pipeline", stage.name, "dispatch")
-    if given.dispatch:
-        path = ("pipeline", stage.name, "in", given.parameter, "dispatch")
+def _unused_keys_of_input(facts: Facts, stage: Stage, given: Input) -> Iterator[tuple[str, ...]]:
+    """Yields (key, why it has no effect, *its key path below the stage)."""
+    path = ("in", given.parameter, "dispatch") if given.dispatch else ("dispatch",)
     words, mode = given.dispatch or stage.dispatch, facts.dispatch(stage, given).mode
-    keys, is_single = _partitioning(words), facts.modes[stage.name].execute_mode.is_single
-    if is_single or not DISPATCH[mode].cuts_samples:
-        why = "`execute: first` calls one worker" if is_single else f"`{mode}` does not partition the samples"
-        for key in keys:
-            if key != "home" or is_single:
-                yield _idle(facts, f"`{key}` has no effect: {why}", *path, key)
-    elif words.home:
-        for key in keys:
-            if key in ("balance", "equal_counts"):
-                yield _idle(
-                    facts, f"`{key}` has no effect: `home` decides where each sample goes", *path, key
-                )
-    elif words.equal_counts and not words.balance:
-        why = "without `balance`, counts are always equal"
-        yield _idle(facts, f"`equal_counts` has no effect: {why}", *path, "equal_counts")
+    is_single = facts.modes[stage.name].execute_mode.is_single
+    for key in _partitioning(words):
+        why = ""
+        if is_single:
+            why = "`execute: first` calls one worker"
+        elif not DISPATCH[mode].cuts_samples:
+            why = f"`{mode}` does not partition the samples" if key != "home" else ""
+        elif words.home:
+            why = "`home` decides where each sample goes" if key in ("balance", "equal_counts") else ""
+        elif key == "equal_counts" and not words.balance:
+            why = "without `balance`, counts are always equal"
+        if why:
+            yield key, why, *path, key
 
 
-def _idle_words_without_inputs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
-    words, path = stage.dispatch, ("pipeline", stage.name, "dispatch")
-    takes_nothing = f"stage `{stage.name}` has no input"
-    node = facts.node(*path)
+def _unused_without_inputs(facts: Facts, stage: Stage) -> Iterator[tuple[str, ...]]:
+    words, node = stage.dispatch, facts.node("pipeline", stage.name, "dispatch")
+    why = f"stage `{stage.name}` has no input"
     if node is not None and not node.is_mapping:
-        yield _idle(facts, f"`dispatch` has no effect: {takes_nothing}", *path)
+        yield "dispatch", why, "dispatch"
     elif node is not None:
         for key in (*(["mode"] if words.mode else []), *_partitioning(words)):
-            yield _idle(facts, f"`{key}` has no effect: {takes_nothing}", *path, key)
+            yield key, why, "dispatch", key
     if stage.is_without_data and stage.samples:
-        yield _idle(facts, f"`samples` has no effect: {takes_nothing}", "pipeline", stage.name, "samples")
+        yield "samples", why, "samples"
     if stage.execute and EXECUTE[stage.execute].is_per_producer:
-        message = f"`execute: {stage.execute}` has no effect: {takes_nothing}"
-        yield _idle(facts, message, "pipeline", stage.name, "execute")
-
-
-def _idle(facts: Facts, message: str, *path: str) -> Diagnostic:
-    return Diagnostic("MC525", message, facts.key(*path), help="remove it", severity="warning")
+        yield f"execute: {stage.execute}", why, "execute"
 
 
 MAX_DATA_RANKS = 64
@@ -251,28 +232,24 @@ def homes_of(stage: Stage) -> Iterator[Home]:
             yield Home(stage, given.dispatch.home, given.dispatch, path, given.stages)
 
 
-def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
+def home_made_samples(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The samples of a stage with `home` come from the home stage, which has the same group and the same
     number of shares."""
     pipeline, components = facts.recipe.pipeline, facts.recipe.components
-    for one in (one for stage in pipeline.values() for one in homes_of(stage)):
-        if one.home not in pipeline or one.stage.name in one.sources:
+    for one in homes_of(stage):
+        if one.home not in pipeline or stage.name in one.sources:
             continue
-        span, name = facts.value("pipeline", one.stage.name, *one.path), one.stage.name
-        own, maker = components.get(one.stage.component), components.get(pipeline[one.home].component)
-        strangers = [
-            source for source in one.sources if source in pipeline and not _passed(facts, source, one.home)
-        ]
+        span, name = facts.value("pipeline", stage.name, *one.path), stage.name
+        own, maker = components.get(stage.component), components.get(pipeline[one.home].component)
         if own and maker and own.group != maker.group:
             if not {own.group, maker.group} <= {*facts.recipe.groups}:
                 continue
             seconds = facts.key("pipeline", one.home).with_word(f"`{one.home}` runs on `{maker.group}`")
             message = f"`home` of stage `{name}` (on `{own.group}`) must be a stage of the same group"
             yield Diagnostic("MC535", message, span, (seconds,), "write a stage of the same group")
-        elif strangers:
-            message = (
-                f"the samples of `{strangers[0]}` do not come from `{one.home}`, so none has a rank there"
-            )
+        elif strangers := [source for source in one.sources if not _passed(facts, source, one.home)]:
+            why = f"do not come from `{one.home}`, so none has a rank there"
+            message = f"the samples of `{strangers[0]}` {why}"
             help = "write a stage that it takes, directly or through others"
             yield Diagnostic("MC535", message, span, help=help)
         elif own and maker and facts.is_valid("pipeline", name):
@@ -280,9 +257,9 @@ def home_made_samples(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _passed(facts: Facts, source: str, home: str) -> bool:
-    """Returns whether a stage's samples come from the home stage, directly or through other stages."""
-    seen: set[str] = set()
-    pending = [source]
+    """Returns whether a stage's samples come from the home stage, directly or through other stages. True for
+    a stage that does not exist."""
+    seen, pending = set[str](), [source] if source in facts.recipe.pipeline else [home]
     while pending:
         here = pending.pop()
         if here == home:
@@ -320,23 +297,18 @@ def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[D
     elif ranks > shares or (ranks < shares and not one.words.allow_empty):
         message = f"{homes}, but `{component}` has {counted(shares, 'share')}"
         yield Diagnostic("MC535", message, span, (seconds,), same_layout)
-    elif (moved := _first_moved(mode, mesh, home_mesh, ranks)) is not None:
-        worker = home_mesh.representative(moved)
-        where = f"data rank {moved} is worker {worker} there, which has another share here"
+    elif moved := [
+        rank
+        for rank in range(min(ranks, MAX_DATA_RANKS))
+        if mode.share_of(mesh, home_mesh.representative(rank)) != rank
+    ]:
+        worker = home_mesh.representative(moved[0])
+        where = f"data rank {moved[0]} is worker {worker} there, which has another share here"
         yield Diagnostic("MC535", f"{homes}, and {where}", span, (seconds,), same_layout)
     elif 0 < made.samples < ranks and not one.words.allow_empty:
         few = facts.value("pipeline", made.name, "samples").with_word(counted(made.samples, "sample"))
         help = "write `allow_empty: true` here too, or produce more samples"
         yield Diagnostic("MC535", f"{homes}, some of which produce none", span, (few,), help)
-
-
-def _first_moved(mode: DispatchMode, mesh: DeviceMesh, home: DeviceMesh, ranks: int) -> int | None:
-    """Returns the first data rank whose samples would reach other workers than those that produced them; None
-    if there is none. Only the first data ranks are checked, because different meshes differ there."""
-    for data_rank in range(min(ranks, MAX_DATA_RANKS)):
-        if mode.share_of(mesh, home.representative(data_rank)) != data_rank:
-            return data_rank
-    return None
 
 
 def _consumers(facts: Facts) -> dict[str, list[Stage]]:
@@ -391,7 +363,7 @@ def _too_few(facts: Facts, source: Stage, shares: dict[str, int]) -> Diagnostic:
         component = facts.recipe.components[name]
         message = f"{gives}, too few for the {count} shares of `{name}`"
         if isinstance(component.parallel, Sizes) and component.parallel.given:
-            proposals = LayoutNeeds(facts, component, component.parallel).help
+            proposals = Placed(facts, component).help
             help = f"{help}; {proposals}" if proposals else help
     seconds = tuple(
         facts.key("components", name).with_word(f"`{name}` has {counted(count, 'share')}")
@@ -444,26 +416,25 @@ def _group_count(facts: Facts, stage: Stage, known: dict[str, int], too_few: Col
     return groups
 
 
-def pipelines_are_filled(facts: Facts) -> Iterator[Diagnostic]:
+def pipelines_are_filled(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """Every data rank has at least as many samples as pipeline stages. Otherwise some pipeline stages are
     idle in every step."""
-    for stage in facts.known_calls:
-        mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
-        if mesh is None or source is None or mesh.size("pp") == 1:
-            continue
-        is_by_data_rank = DISPATCH[facts.lead_dispatch(stage).mode].is_by_data_rank
-        if not is_by_data_rank or not facts.modes[stage.name].execute_mode.is_joint:
-            continue
-        stages, samples = mesh.size("pp"), source.samples
-        each = ceil(samples / mesh.data_size)
-        if mesh.data_size <= samples and each < stages:
-            span = facts.value("pipeline", source.name, "samples")
-            pp_size = facts.value("components", name, "parallel", "pp_size")
-            gets = f"each data rank of `{name}` receives {counted(each, 'sample')}"
-            message = f"{gets}, fewer than it has pipeline stages"
-            help = f"produce at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
-            seconds = (pp_size.with_word(f"{stages} stages"),)
-            yield Diagnostic("MC543", message, span, seconds, help, "warning")
+    mesh, source, name = facts.meshes.get(stage.component), facts.lead_stage(stage), stage.component
+    if mesh is None or source is None or mesh.size("pp") == 1:
+        return
+    is_by_data_rank = DISPATCH[facts.lead_dispatch(stage).mode].is_by_data_rank
+    if not is_by_data_rank or not facts.modes[stage.name].execute_mode.is_joint:
+        return
+    stages, samples = mesh.size("pp"), source.samples
+    each = ceil(samples / mesh.data_size)
+    if mesh.data_size <= samples and each < stages:
+        span = facts.value("pipeline", source.name, "samples")
+        pp_size = facts.value("components", name, "parallel", "pp_size")
+        gets = f"each data rank of `{name}` receives {counted(each, 'sample')}"
+        message = f"{gets}, fewer than it has pipeline stages"
+        help = f"produce at least {stages * mesh.data_size} samples, or choose a smaller `pp_size`"
+        seconds = (pp_size.with_word(f"{stages} stages"),)
+        yield Diagnostic("MC543", message, span, seconds, help, "warning")
 
 
 SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or give each one its own stage"
@@ -477,62 +448,53 @@ class Difference(NamedTuple):
     spans: tuple[Span, ...]
 
 
-def joined_stages_give_batches(facts: Facts) -> Iterator[Diagnostic]:
-    """A list of stages contains only stages that return batches, whose columns can be joined."""
-    for stage in facts.known_calls:
-        for given in stage.inputs:
-            if len(given.stages) > 1:
-                yield from _of_several_sources(facts, stage, given)
-                for index, name in enumerate(given.stages):
-                    yield from _joins_batch(facts, stage, given, index, name)
+def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
+    """A list of stages contains only stages that return batches, whose columns can be joined, and no two
+    sources with a column of the same name."""
+    for given in (one for one in stage.inputs if len(one.stages) > 1):
+        first: dict[str, str] = {}
+        for index, name in enumerate(given.stages):
+            source, span = (
+                facts.recipe.pipeline.get(name),
+                facts.value("pipeline", stage.name, *input_path(given, index)),
+            )
+            columns = own_columns(facts, source) if source is not None and not source.inputs else ()
+            if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
+                message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
+                yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
+            if source is not None and source.kind == "call" and facts.is_valid("pipeline", name):
+                yield from _joins_batch(facts, name, span)
 
 
-def _of_several_sources(facts: Facts, stage: Stage, given: Input) -> Iterator[Diagnostic]:
-    """Yields a diagnostic if two sources in a list have a column of the same name."""
-    first: dict[str, str] = {}
-    for index, name in enumerate(given.stages):
-        source = facts.recipe.pipeline.get(name)
-        columns = own_columns(facts, source) if source is not None and not source.inputs else ()
-        if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
-            message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
-            span = facts.value("pipeline", stage.name, *input_path(given, index))
-            yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
-
-
-def _joins_batch(facts: Facts, stage: Stage, given: Input, index: int, name: str) -> Iterator[Diagnostic]:
-    source = facts.recipe.pipeline.get(name)
-    if source is None or source.kind != "call" or not facts.is_valid("pipeline", name):
-        return
+def _joins_batch(facts: Facts, name: str, span: Span) -> Iterator[Diagnostic]:
     modes = facts.modes[name]
-    if not modes.are_known or not (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
-        return
-    gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
-    span = facts.value("pipeline", stage.name, *input_path(given, index))
-    seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
-    message = f"a list of stages joins batches, but `{name}` produces {gives}"
-    yield Diagnostic(
-        "MC537", message, span, seconds, "use one parameter for each: in: {PARAMETER: STAGE, ...}"
-    )
+    if modes.are_known and (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
+        gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
+        seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
+        message = f"a list of stages joins batches, but `{name}` produces {gives}"
+        help = "use one parameter for each: in: {PARAMETER: STAGE, ...}"
+        yield Diagnostic("MC537", message, span, seconds, help)
 
 
-def inputs_have_same_samples(facts: Facts) -> Iterator[Diagnostic]:
+def inputs_have_same_samples(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """All inputs of a stage have the same sample ids, because they are aligned by id."""
-    for stage in facts.known_calls:
-        taken = [(given, name) for given in stage.inputs for name in given.stages]
-        batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
-        for given, name in batches[1:]:
-            first, lead = batches[0]
-            if name == lead or _is_whole_of_cut(facts, stage, first, given):
-                continue
-            difference = _difference(facts, lead, name)
-            if difference is None:
-                yield from _counts_are_unlikely(facts, stage, given, lead, name)
-                yield from _shares_may_differ(facts, stage, given, lead, name)
-                continue
-            span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
-            both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+    taken = [(given, name) for given in stage.inputs for name in given.stages]
+    (first, lead), *others = [(given, name) for given, name in taken if _is_batch(facts, name)] or [
+        (None, "")
+    ]
+    for given, name in others if first else ():
+        # An input that is sent whole, while the lead input is divided, needs no common samples.
+        cuts = [DISPATCH[facts.dispatch(stage, one).mode].cuts_samples for one in (first, given)]
+        if name == lead or cuts == [True, False]:
+            continue
+        span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
+        both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
+        if difference := _difference(facts, lead, name):
             message = f"{both}, but their samples differ: {difference.why}"
             yield Diagnostic("MC536", message, span, difference.spans, SAME_HELP)
+        else:
+            yield from _counts_are_unlikely(facts, both, span, lead, name)
+            yield from _shares_may_differ(facts, stage, both, span, lead, name)
 
 
 def _is_batch(facts: Facts, name: str) -> bool:
@@ -545,23 +507,16 @@ def _is_batch(facts: Facts, name: str) -> bool:
     return collect.is_batch or (collect.is_first and returns is not None and returns.is_batch)
 
 
-def _is_whole_of_cut(facts: Facts, stage: Stage, lead: Input, given: Input) -> bool:
-    """Returns whether an input is sent whole to all ranks while the lead input is divided. Such inputs need
-    no common samples."""
-    modes = [DISPATCH[facts.dispatch(stage, one).mode] for one in (lead, given)]
-    return modes[0].cuts_samples and not modes[1].cuts_samples
-
-
 def _difference(facts: Facts, one: str, other: str) -> Difference | None:
     """Returns the reason why the samples of two stages differ; None if they may be the same."""
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     first, second = (stage.samples for stage in stages)
     if first and second and first != second:
         return Difference(f"{first} and {second}", _counts(facts, stages, "samples"))
-    sources = [_origin(facts, stage) for stage in stages]
-    if sources[0] is None or sources[1] is None or sources[0].name == sources[1].name:
+    lasts = [[*facts.lead_line(stage)][-1] for stage in stages]
+    origins = [stage for stage in lasts if not stage.inputs and stage.kind == "call"]
+    if len(origins) < 2 or origins[0].name == origins[1].name:
         return None
-    origins = [source for source in sources if source]
     first, second = (source.samples for source in origins)
     both = f"their sources `{origins[0].name}` and `{origins[1].name}`"
     if first and second and first != second:
@@ -574,13 +529,13 @@ def _difference(facts: Facts, one: str, other: str) -> Difference | None:
     return None
 
 
-def _counts_are_unlikely(
-    facts: Facts, stage: Stage, given: Input, lead: str, name: str
-) -> Iterator[Diagnostic]:
+def _counts_are_unlikely(facts: Facts, both: str, span: Span, lead: str, name: str) -> Iterator[Diagnostic]:
     """Warns if the numbers of samples of two inputs differ, where they are known only from earlier stages."""
-    makers = {one: _maker(facts, facts.recipe.pipeline[one]) for one in (lead, name)}
+    pipeline = facts.recipe.pipeline
+    lines = {one: facts.lead_line(pipeline[one]) for one in (lead, name)}
+    makers = {one: next((stage for stage in line if stage.samples), None) for one, line in lines.items()}
     counts = {one: maker.samples for one, maker in makers.items() if maker is not None}
-    silent = [one for one in counts if not facts.recipe.pipeline[one].samples]
+    silent = [one for one in counts if not pipeline[one].samples]
     if len(set(counts.values())) < 2 or not silent:
         return
     seconds = tuple(
@@ -588,52 +543,35 @@ def _counts_are_unlikely(
         for one, maker in makers.items()
         if maker is not None
     )
-    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
     message = f"{both}, of which {counts[lead]} and {counts[name]} samples are expected"
-    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
     help = f"write `samples` in {listed(silent)}, or take stages with the same samples"
     yield Diagnostic("MC536", message, span, seconds, help, "warning")
 
 
 def _shares_may_differ(
-    facts: Facts, stage: Stage, given: Input, lead: str, name: str
+    facts: Facts, stage: Stage, both: str, span: Span, lead: str, name: str
 ) -> Iterator[Diagnostic]:
     """Warns if two inputs with `execute: peer`, which moves no samples between workers, come to their
     producers by different ways."""
     sources = [facts.recipe.pipeline[one] for one in (lead, name)]
     is_per_producer = facts.modes[stage.name].execute_mode.is_per_producer
-    if not is_per_producer or _way(facts, sources[0]) == _way(facts, sources[1]):
-        return
-    both = f"stage `{stage.name}` takes `{lead}` and `{name}` together with `execute: peer`"
-    message = f"{both}, and workers may hold different samples of them"
-    seconds = tuple(facts.key("pipeline", source.name) for source in sources)
-    span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
-    help = "write `execute: all`, which moves samples to the workers that need them"
-    yield Diagnostic("MC536", message, span, seconds, help, "warning")
+    if is_per_producer and _way(facts, sources[0]) != _way(facts, sources[1]):
+        message = f"{both} with `execute: peer`, and workers may hold different samples of them"
+        seconds = tuple(facts.key("pipeline", source.name) for source in sources)
+        help = "write `execute: all`, which moves samples to the workers that need them"
+        yield Diagnostic("MC536", message, span, seconds, help, "warning")
 
 
 def _way(facts: Facts, stage: Stage) -> list[object]:
     """Returns what decides which producer of a stage holds which samples: the mesh and the modes of all
     stages from its source to it."""
-    calls = [one for one in facts.lead_line(stage) if one.kind == "call"]
-    modes = [facts.modes[one.name] for one in calls]
+    calls = [(one, facts.modes[one.name]) for one in facts.lead_line(stage) if one.kind == "call"]
     return [
         (facts.meshes.get(one.component), mode.execute, mode.collect, facts.lead_dispatch(one))
-        for one, mode in zip(calls, modes, strict=True)
+        for one, mode in calls
     ]
 
 
-def _maker(facts: Facts, stage: Stage) -> Stage | None:
-    """Returns the nearest stage, on the path from `stage` to its source, that states `samples`."""
-    return next((one for one in facts.lead_line(stage) if one.samples), None)
-
-
 def _counts(facts: Facts, stages: list[Stage], unit: str) -> tuple[Span, ...]:
-    spans = (facts.value("pipeline", stage.name, "samples") for stage in stages)
-    return tuple(span.with_word(f"{stage.samples} {unit}") for span, stage in zip(spans, stages, strict=True))
-
-
-def _origin(facts: Facts, stage: Stage) -> Stage | None:
-    """Returns the source of a stage's samples, found through the lead inputs."""
-    *_, last = facts.lead_line(stage)
-    return None if last.inputs or last.kind != "call" else last
+    spans = [(facts.value("pipeline", stage.name, "samples"), stage.samples) for stage in stages]
+    return tuple(span.with_word(f"{samples} {unit}") for span, samples in spans)

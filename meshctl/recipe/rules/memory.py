@@ -79,28 +79,25 @@ def _component(facts: Facts, name: str) -> ComponentMemory | None:
 
 
 def _devices(facts: Facts, components: Mapping[str, ComponentMemory]) -> Iterator[DeviceMemory]:
-    """Yields the sets of groups that share a device and have a component with a known model."""
-    for device_type, groups in _groups_on_devices(facts):
-        names = [name for name in components if facts.recipe.components[name].group in groups]
+    """Yields the sets of groups that share a device and have a component with a known model. Groups on cpu
+    share no process."""
+    if facts.allocation is None:
+        return
+    found: list[tuple[str, tuple[str, ...]]] = []
+    groups, devices = facts.recipe.groups, facts.allocation.devices
+    for device_type in dict.fromkeys(group.device_type for group in groups.values()):
+        own = [name for name, group in groups.items() if group.device_type == device_type]
+        on_cpu = device_type == "cpu"
+        shared = [(name,) for name in own] if on_cpu else sharing({name: devices[name] for name in own})
+        found += [(device_type, one) for one in shared]
+    for device_type, together in found:
+        names = [name for name in components if facts.recipe.components[name].group in together]
         known = [name for name in names if not components[name].unknown]
         if known:
             total = sum(components[name].total for name in known)
             is_complete = all(components[name].is_complete for name in names)
             limit = facts.recipe.cluster.device_memory if device_type != "cpu" else 0
-            yield DeviceMemory(groups, tuple(known), total, is_complete, device_type, limit)
-
-
-def _groups_on_devices(facts: Facts) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields (device type, groups) for the groups that share a device. Groups on cpu share no process."""
-    if facts.allocation is None:
-        return
-    groups, devices = facts.recipe.groups, facts.allocation.devices
-    for device_type in dict.fromkeys(group.device_type for group in groups.values()):
-        names = [name for name, group in groups.items() if group.device_type == device_type]
-        if device_type == "cpu":
-            yield from ((device_type, (name,)) for name in names)
-        else:
-            yield from ((device_type, one) for one in sharing({name: devices[name] for name in names}))
+            yield DeviceMemory(together, tuple(known), total, is_complete, device_type, limit)
 
 
 @dataclass(frozen=True)
@@ -253,24 +250,21 @@ def _training(facts: Facts, component: Component) -> Training:
     dtype, options = _text(facts, name, "dtype", "float32"), _value(facts, name, "optimizer_options")
     if dtype not in DTYPE_BYTES:
         raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
+    adapter, lora = None, _value(facts, name, "lora")
+    if isinstance(lora, dict):
+        r, target = lora.get("r", 8), lora.get("target", ALL_LINEAR)
+        if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
+            raise UnknownBytes("the `r` and the `target` of its adapter are not known")
+        adapter = Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
     endpoints = facts.declares(name).shipped.trained_by or ()
     calls = [one for one in facts.recipe.pipeline.values() if one.component == name]
     return Training(
         dtype,
         _text(facts, name, "optimizer", "AdamW"),
         options if isinstance(options, dict) else {},
-        _adapter(_value(facts, name, "lora")),
+        adapter,
         not component.frozen and any(one.method in endpoints for one in calls),
     )
-
-
-def _adapter(given: Any) -> Adapter | None:
-    if not isinstance(given, dict):
-        return None
-    r, target = given.get("r", 8), given.get("target", ALL_LINEAR)
-    if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
-        raise UnknownBytes("the `r` and the `target` of its adapter are not known")
-    return Adapter(r, () if target == ALL_LINEAR else tuple(map(str, target)))
 
 
 def _parameters(facts: Facts, component: str, head: str) -> list[Parameter]:
@@ -281,21 +275,6 @@ def _parameters(facts: Facts, component: str, head: str) -> list[Parameter]:
     raise UnknownBytes(missing[0] if missing else "no config of its model was found")
 
 
-def _too_large(facts: Facts, memory: Memory, device: DeviceMemory) -> Diagnostic:
-    totals = {one.component: one.total for one in memory.components}
-    largest = max(device.components, key=lambda name: totals[name])
-    names = listed(device.components)
-    need = "needs" if len(device.components) == 1 else "need"
-    has = size(device.device_memory)
-    message = f"{names} {need} {size(device.total)} on each device, which has {has}"
-    owner = sizes_of(facts.recipe, facts.recipe.components[largest])[0].name
-    path = ("components", owner, "parallel")
-    span = facts.value(*path) if facts.is_named(*path) else facts.key("components", owner)
-    second = facts.value("cluster", "device_memory").with_word(f"{has} each")
-    help = "divide the model over more ranks (`fsdp_size`), or train an adapter (`lora`)"
-    return Diagnostic("MC450", message, span, (second,), help, "warning")
-
-
 SHORT = ("bfloat16", "float16", "half")
 
 
@@ -304,22 +283,33 @@ def models_fit_device(facts: Facts) -> Iterator[Diagnostic]:
     if not facts.recipe.cluster.device_memory or not facts.is_valid("cluster"):
         return
     memory = memory_of(facts)
+    totals = {one.component: one.total for one in memory.components}
     for device in memory.devices:
         if device.total > device.device_memory > 0:
-            yield _too_large(facts, memory, device)
+            need = "needs" if len(device.components) == 1 else "need"
+            has = size(device.device_memory)
+            message = (
+                f"{listed(device.components)} {need} {size(device.total)} on each device, which has {has}"
+            )
+            largest = max(device.components, key=lambda name: totals[name])
+            owner = sizes_of(facts.recipe, facts.recipe.components[largest])[0].name
+            path = ("components", owner, "parallel")
+            span = facts.value(*path) if facts.is_named(*path) else facts.key("components", owner)
+            second = facts.value("cluster", "device_memory").with_word(f"{has} each")
+            help = "divide the model over more ranks (`fsdp_size`), or train an adapter (`lora`)"
+            yield Diagnostic("MC450", message, span, (second,), help, "warning")
 
 
-def updates_are_not_rounded_away(facts: Facts) -> Iterator[Diagnostic]:
+def updates_are_not_rounded_away(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """Weights that an optimizer of torch changes are stored in more than 16 bits."""
-    for name in dict.fromkeys(stage.component for stage in facts.recipe.pipeline.values()):
-        dtype, optimizer = (facts.memory_argument(name, key) for key in ("dtype", "optimizer"))
-        trained_by = facts.declares(name).shipped.trained_by or ()
-        is_own = optimizer and "." in str(optimizer.value) and not str(optimizer.value).startswith("torch.")
-        calls = [one for one in facts.recipe.pipeline.values() if one.component == name]
-        trains = any(one.kind == "call" and one.method in trained_by for one in calls)
-        if dtype is None or dtype.value not in SHORT or not trains or is_own:
-            continue
-        if facts.memory_argument(name, "lora") is None:
-            message = f"`{name}` trains weights in {dtype.value}, which rounds most small updates away"
-            help = "leave it out, and compute in 16 bits: compute_dtype: bfloat16"
-            yield Diagnostic("MC472", message, dtype.span, help=help, severity="warning")
+    name = component.name
+    dtype, optimizer, lora = (facts.memory_argument(name, key) for key in ("dtype", "optimizer", "lora"))
+    if dtype is None or dtype.value not in SHORT or lora is not None:
+        return
+    is_own = optimizer and "." in str(optimizer.value) and not str(optimizer.value).startswith("torch.")
+    trained_by = facts.declares(name).shipped.trained_by or ()
+    calls = [one for one in facts.recipe.pipeline.values() if one.component == name and one.kind == "call"]
+    if not is_own and any(one.method in trained_by for one in calls):
+        message = f"`{name}` trains weights in {dtype.value}, which rounds most small updates away"
+        help = "leave it out, and compute in 16 bits: compute_dtype: bfloat16"
+        yield Diagnostic("MC472", message, dtype.span, help=help, severity="warning")

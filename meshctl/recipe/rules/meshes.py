@@ -8,18 +8,20 @@ each rank has a part of the sequence. That is slower, so layouts without a ring 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.classes import Code
 from meshctl.recipe.code.declarations import LAYOUT_DIMS, SEQUENCE, Layouts
 from meshctl.recipe.code.model_config import model_types_in
 from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.code.transformers_plans import PP_PARTS, PP_PLAN, plan_of
-from meshctl.recipe.compose.yaml_tree import plain
+from meshctl.recipe.code.transformers_plans import PP_PARTS, PP_PLAN, Plan, plan_of
+from meshctl.recipe.compose.yaml_tree import Node, plain
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
 from meshctl.recipe.rules.facts import Facts, ModelSizes
@@ -38,6 +40,7 @@ from meshctl.topology.sizes import (
     settle,
 )
 
+A = TypeVar("A")
 UNLIMITED = 1 << 40
 """A number above any number of samples."""
 
@@ -50,12 +53,67 @@ def sequence_parts(layout: Mapping[str, int], sequence_parallel: bool) -> int:
 
 
 @dataclass(frozen=True)
-class LayoutNeeds:
-    """The needs of the components that share a layout."""
+class Placed:
+    """A component in a group, and the needs of the components that share its layout."""
 
     facts: Facts
     component: Component
-    sizes: Sizes
+
+    @property
+    def name(self) -> str:
+        return self.component.name
+
+    @property
+    def owner(self) -> str:
+        """The component whose sizes it uses."""
+        return sizes_of(self.facts.recipe, self.component)[0].name
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return sizes_of(self.facts.recipe, self.component)[1]
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        return self.facts.meshes[self.name]
+
+    @property
+    def model(self) -> ModelSizes:
+        return self.facts.models[self.name]
+
+    @property
+    def layouts(self) -> Layouts:
+        """The layouts that its class declares."""
+        return self.facts.declares(self.name).layouts
+
+    @property
+    def code(self) -> Code:
+        return self.facts.code_of(self.name)
+
+    @cached_property
+    def config(self) -> Node | None:
+        """The values of the config of its model."""
+        return self.facts.config_values(self.name)
+
+    def span(self, size: str) -> Span:
+        """Returns the span of one of its sizes."""
+        return self.facts.value("components", self.owner, "parallel", size)
+
+    def lacks(self, ask: Callable[[str], A], is_right: Callable[[A], bool]) -> tuple[str, Span, A] | None:
+        """Returns an architecture of its model, the place of the architecture, and the answer to a question
+        about it; None if the answer is right for one of the architectures, or if they are unknown."""
+        read = [(kind, at, ask(kind)) for kind, at in model_types_in(self.config)] if self.config else []
+        return None if any(is_right(answer) for _, _, answer in read) else next(iter(read), None)
+
+    @property
+    def lacks_stages(self) -> tuple[str, Span, Plan | Unread] | None:
+        """The architecture of a component whose class divides models by plans for pp of a library, if the
+        library has none for it: its type, where that stands, and its plan."""
+        if not self.layouts.pp_plan:
+            return None
+        return self.lacks(
+            lambda kind: plan_of(self.code, kind, PP_PLAN),
+            lambda plan: not isinstance(plan, Unread) and {*plan} == PP_PARTS,
+        )
 
     @cached_property
     def without_ring(self) -> Needs:
@@ -87,50 +145,39 @@ class LayoutNeeds:
         numbers = {size: number for size, number in self.sizes.given if isinstance(number, int)}
         return {size.removesuffix("_size"): number for size, number in numbers.items()}
 
+    def fits_with(self, needs: Needs, **other: int) -> bool:
+        """Returns whether the layout satisfies the needs after these sizes are replaced."""
+        dims = {dim: self.mesh.size(dim) for dim in DIMS}
+        return needs.size("tp", dims["tp"]) and needs.layout({**self.stated, **dims, **other})
+
     def _keeping(self, needs: Needs) -> list[dict[str, int]]:
         """Returns the nearest layouts that satisfy these needs, as sizes by dim."""
         given = dict(self.sizes.given)
         autos = [dim for dim in DIMS if given.get(f"{dim}_size") == "auto"]
-        if autos:
-            inferred: str | None = autos[0]
-        else:
-            inferred = None if "dp" in self.stated else "dp"
+        inferred = autos[0] if autos else None if "dp" in self.stated else "dp"
         workers = self.facts.recipe.groups[self.component.group].workers
         return keeping(self.stated, inferred, workers, needs)
 
     @cached_property
-    def _sharing(self) -> list[str]:
-        """The names of the components that share this layout."""
+    def _sharing(self) -> list[Placed]:
+        """The components that share this layout."""
         facts, owner = self.facts, _owner(self.facts, self.component)
-        return [name for name, other in facts.recipe.components.items() if _owner(facts, other) == owner]
+        components = facts.recipe.components.values()
+        return [Placed(facts, other) for other in components if _owner(facts, other) == owner]
 
     @cached_property
     def _models(self) -> list[ModelSizes]:
-        models = (self.facts.models[name] for name in self._sharing)
-        return [model for model in models if model.sizes]
+        return [one.model for one in self._sharing if one.model.sizes]
 
     @cached_property
     def _declared(self) -> list[Layouts]:
-        classes = (self.facts.class_of(name) for name in self._sharing)
+        classes = (self.facts.class_of(one.name) for one in self._sharing)
         return [found.declares.layouts for found in classes if found and found.declares.layouts != Layouts()]
-
-    @cached_property
-    def _lacks_tp(self) -> bool:
-        """True if the library has no plan for tp of one of the architectures, or `lora` cannot adapt a layer
-        on tp."""
-        plans = (self.facts.tp_plans.get(name) for name in self._sharing)
-        lacks_plan = any(plan is not None and plan.exists is False for plan in plans)
-        return lacks_plan or any(name in self.facts.not_adapted for name in self._sharing)
-
-    @cached_property
-    def _tied_rows(self) -> list[int]:
-        tied = self.facts.tied_rows
-        return [tied[name][0] for name in self._sharing if name in tied]
 
     @cached_property
     def _max_data_size(self) -> int:
         """The maximum number of data ranks with which each receives a sample."""
-        return min_samples(self.facts, self._sharing)
+        return min_samples(self.facts, [one.name for one in self._sharing])
 
     def _needs(self, *, with_ring: bool) -> Needs:
         # carved sizes (ulysses, vpp, experts) restrict dims, but are no factors of the number of ranks
@@ -141,23 +188,30 @@ class LayoutNeeds:
         with_ring = with_ring and not any(layouts.ulysses for layouts in self._declared)
         if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
             return NO_NEEDS
+        return Needs(
+            lambda dim, size: self._size_fits(dim, size, with_ring),
+            lambda layout: self._layout_fits(layout, with_ring),
+        )
 
-        def size_fits(dim: str, size: int) -> bool:
-            if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
-                return False
-            if dim == "pp" and size > 1 and any(lacks_stages(self.facts, name) for name in self._sharing):
-                return False
-            if dim == "tp":
-                return not (size > 1 and self._lacks_tp) and not any(
-                    model.undivided_by_tp(size) for model in self._models
-                )
-            if dim == "ep":
-                return all(model.get("num_experts") % size == 0 for model in self._models)
-            if dim == "ulysses" and not with_ring:
-                return all(model.get("num_heads") % size == 0 for model in self._models)
-            return True
+    def _size_fits(self, dim: str, size: int, with_ring: bool) -> bool:
+        if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
+            return False
+        if dim == "pp" and size > 1 and any(one.lacks_stages for one in self._sharing):
+            return False
+        if dim == "tp":
+            lacks_tp = size > 1 and any(self._lacks_tp(one.name) for one in self._sharing)
+            return not lacks_tp and not any(model.undivided_by_tp(size) for model in self._models)
+        if dim == "ep":
+            return all(model.get("num_experts") % size == 0 for model in self._models)
+        if dim == "ulysses" and not with_ring:
+            return all(model.get("num_heads") % size == 0 for model in self._models)
+        return True
 
-        return Needs(size_fits, lambda layout: self._layout_fits(layout, with_ring))
+    def _lacks_tp(self, name: str) -> bool:
+        """Returns whether the library has no plan for tp of the architecture of a component, or `lora` cannot
+        adapt a layer on tp."""
+        plan = self.facts.tp_plans.get(name)
+        return (plan is not None and plan.exists is False) or name in self.facts.not_adapted
 
     def _layout_fits(self, layout: Mapping[str, int], with_ring: bool) -> bool:
         if self.sizes.sequence_parallel and layout.get("tp", 1) == 1:
@@ -165,8 +219,12 @@ class LayoutNeeds:
         data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
         if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
             return False
-        shards, tp = layout.get("fsdp", 1) * layout.get("cp", 1), layout.get("tp", 1)
-        if shards > 1 and any(rows % (shards * tp) for rows in self._tied_rows):
+        shards, tp, tied = (
+            layout.get("fsdp", 1) * layout.get("cp", 1),
+            layout.get("tp", 1),
+            self.facts.tied_rows,
+        )
+        if shards > 1 and any(tied[one.name][0] % (shards * tp) for one in self._sharing if one.name in tied):
             return False
         return all(self._model_fits(model, layout, with_ring) for model in self._models)
 
@@ -188,16 +246,29 @@ class LayoutNeeds:
         return max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
 
 
-def lacks_stages(facts: Facts, component: str) -> tuple[str, Span, Unread | None] | None:
-    """Returns the architecture of a component whose class divides models by plans for pp of a library, if the
-    library has none for it: its type, where that stands, and why the plan is unknown, or None."""
-    tree = facts.config_values(component) if facts.declares(component).layouts.pp_plan else None
-    code = facts.code_of(component)
-    read = [(kind, at, plan_of(code, kind, PP_PLAN)) for kind, at in model_types_in(tree)] if tree else []
-    if not read or any(not isinstance(plan, Unread) and {*plan} == PP_PARTS for _, _, plan in read):
-        return None
-    kind, at, plan = read[0]
-    return kind, at, plan if isinstance(plan, Unread) else None
+def placed(facts: Facts) -> Iterator[Placed]:
+    """Yields the components that have a mesh."""
+    for name in facts.meshes:
+        yield Placed(facts, facts.recipe.components[name])
+
+
+def lacking(
+    one: Placed,
+    size: str,
+    found: tuple[str, Span, object],
+    whether: str,
+    code: str,
+    lacks: str,
+    help: str = "",
+) -> Diagnostic:
+    """Returns the diagnostic about an architecture that a library cannot divide by a size, or a note if that is
+    unknown. The default of `help` names layouts that fit."""
+    kind, at, answer = found
+    span, seconds = one.span(size), (at.with_word(f"`model_type` is {kind}"),)
+    if isinstance(answer, Unread):
+        message = f"whether {whether} is unknown: {answer.why}"
+        return Diagnostic("MC440", message, span, seconds, severity="note")
+    return Diagnostic(code, lacks, span, seconds, help or one.help)
 
 
 def _owner(facts: Facts, component: Component) -> str:
@@ -245,25 +316,22 @@ NEEDED_SIZES = {"vpp": "pp_size", "sequence_parallel": "tp_size"}
 """Rule about sizes -> the size that is missing if it is broken."""
 
 
-def named_mesh_exists(facts: Facts) -> Iterator[Diagnostic]:
+def named_mesh_exists(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """`parallel: COMPONENT` names another component of the same group, and the chain of components is not a
     circle."""
-    components, groups = facts.recipe.components, facts.recipe.groups
-    for name, component in components.items():
-        named = component.parallel
-        if not isinstance(named, str):
-            continue
-        span, other = facts.value("components", name, "parallel"), components.get(named)
-        if other is None:
-            continue
-        if _takes_own_mesh(facts, component):
-            yield Diagnostic("MC402", f"component `{name}` takes its mesh from itself", span, missing=True)
-        elif other.group != component.group and other.group in groups and component.group in groups:
-            runs = f"`{other.name}` runs on `{other.group}`"
-            seconds = (facts.value("components", other.name, "group").with_word(runs),)
-            message = f"`{name}` runs on `{component.group}` and cannot take the mesh of `{other.name}`"
-            help = "write sizes: only components of one group can share a mesh"
-            yield Diagnostic("MC403", message, span, seconds, help)
+    name, named, groups = component.name, component.parallel, facts.recipe.groups
+    other = facts.recipe.components.get(named) if isinstance(named, str) else None
+    if other is None:
+        return
+    span = facts.value("components", name, "parallel")
+    if _takes_own_mesh(facts, component):
+        yield Diagnostic("MC402", f"component `{name}` takes its mesh from itself", span, missing=True)
+    elif other.group != component.group and other.group in groups and component.group in groups:
+        runs = f"`{other.name}` runs on `{other.group}`"
+        seconds = (facts.value("components", other.name, "group").with_word(runs),)
+        message = f"`{name}` runs on `{component.group}` and cannot take the mesh of `{other.name}`"
+        help = "write sizes: only components of one group can share a mesh"
+        yield Diagnostic("MC403", message, span, seconds, help)
 
 
 def _takes_own_mesh(facts: Facts, component: Component) -> bool:
@@ -279,17 +347,16 @@ def _is_ordered(sizes: Sizes) -> bool:
     return not sizes.order or sorted(sizes.order) == sorted(DIMS)
 
 
-def order_names_all_dims(facts: Facts) -> Iterator[Diagnostic]:
-    for name, component in facts.recipe.components.items():
-        sizes = component.parallel
-        if (
-            isinstance(sizes, Sizes)
-            and not _is_ordered(sizes)
-            and facts.is_valid("components", name, "parallel")
-        ):
-            message = f"`order` must name {', '.join(DIMS)}, each once"
-            span = facts.value("components", name, "parallel", "order")
-            yield Diagnostic("MC404", message, span, help="remove it for this order")
+def order_names_all_dims(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    sizes = component.parallel
+    if (
+        isinstance(sizes, Sizes)
+        and not _is_ordered(sizes)
+        and facts.is_valid("components", component.name, "parallel")
+    ):
+        message = f"`order` must component.name {', '.join(DIMS)}, each once"
+        span = facts.value("components", component.name, "parallel", "order")
+        yield Diagnostic("MC404", message, span, help="remove it for this order")
 
 
 def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
@@ -332,8 +399,7 @@ def _misfits(facts: Facts, component: Component, sizes: Sizes) -> tuple[Misfit, 
     given, workers = dict(sizes.given), facts.recipe.groups[component.group].workers
     if not settle(given, workers, sizes.sequence_parallel).misfits:
         return ()
-    needs = LayoutNeeds(facts, component, sizes).needs
-    return settle(given, workers, sizes.sequence_parallel, needs).misfits
+    return settle(given, workers, sizes.sequence_parallel, Placed(facts, component).needs).misfits
 
 
 def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:
@@ -386,65 +452,49 @@ def _sizes_of(mesh: DeviceMesh) -> dict[str, int]:
     return {dim: carved[dim] if dim in carved else mesh.size(dim) for dim in LAYOUT_DIMS}
 
 
-def class_supports_layout(facts: Facts) -> Iterator[Diagnostic]:
+def class_supports_layout(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """The mesh of a component has only dims, and no excluded pair of dims, according to `LAYOUTS` of its
     class."""
-    for name, mesh in facts.meshes.items():
-        found, component = facts.class_of(name), facts.recipe.components[name]
-        if found is None or not found.is_component:
-            continue
-        layouts, sizes = found.declares.layouts, _sizes_of(mesh)
-        owner, stated = sizes_of(facts.recipe, component)
-        used = "" if owner.name == name else f", whose mesh `{name}` takes"
-        supported = listed(layouts.dims or ()) or "no dim"
-        spans = {dim: facts.value("components", owner.name, "parallel", f"{dim}_size") for dim in sizes}
-        target = (facts.value("components", name, "_target_").with_word(f"`LAYOUTS` of `{found.target}`"),)
-        needs = LayoutNeeds(facts, component, stated)
-        wrong = [dim for dim, size in sizes.items() if size > 1 and not layouts.supports(dim)]
-        if wrong:
-            dim = wrong[0]
-            message = (
-                f"`{found.target}` does not support `{dim}`, which is {sizes[dim]} in `{owner.name}`{used}"
-            )
-            help = "; ".join(text for text in (f"it supports {supported}", needs.help) if text)
-            yield Diagnostic("MC415", message, spans[dim], target, help)
-        elif pair := layouts.conflict(sizes):
-            one, other = pair
-            seconds = (spans[one].with_word(f"`{one}` is {sizes[one]}"), *target)
-            span = spans[other].with_word(f"`{other}` is {sizes[other]}")
-            message = f"`{found.target}` does not support `{one}` together with `{other}`"
-            yield Diagnostic("MC416", message, span, seconds, needs.help)
+    name, found = one.name, facts.class_of(one.name)
+    if found is None or not found.is_component:
+        return
+    layouts, sizes = one.layouts, _sizes_of(one.mesh)
+    supported = listed(layouts.dims or ()) or "no dim"
+    target = (facts.value("components", name, "_target_").with_word(f"`LAYOUTS` of `{found.target}`"),)
+    if wrong := [dim for dim, size in sizes.items() if size > 1 and not layouts.supports(dim)]:
+        used = "" if one.owner == name else f", whose mesh `{name}` takes"
+        what = f"`{wrong[0]}`, which is {sizes[wrong[0]]} in `{one.owner}`{used}"
+        help = "; ".join(filter(None, (f"it supports {supported}", one.help)))
+        message = f"`{found.target}` does not support {what}"
+        yield Diagnostic("MC415", message, one.span(f"{wrong[0]}_size"), target, help)
+    elif pair := layouts.conflict(sizes):
+        first, span = (one.span(f"{dim}_size").with_word(f"`{dim}` is {sizes[dim]}") for dim in pair)
+        message = f"`{found.target}` does not support `{pair[0]}` together with `{pair[1]}`"
+        yield Diagnostic("MC416", message, span, (first, *target), one.help)
 
 
-def arguments_support_layout(facts: Facts) -> Iterator[Diagnostic]:
+def arguments_support_layout(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """No argument is set that the class supports without some dims only, according to `LAYOUTS`."""
-    for name, mesh in facts.meshes.items():
-        owner, _ = sizes_of(facts.recipe, facts.recipe.components[name])
-        sizes = {**_sizes_of(mesh), SEQUENCE: mesh.size("tp") if mesh.sequence_parallel else 1}
-        for path, dims in facts.declares(name).layouts.without.items():
-            node = facts.argument(name, path) if facts.is_valid("components", name, *path) else None
-            dim = next((dim for dim in dims if sizes[dim] > 1), "")
-            if node is None or not plain(node) or not dim:
-                continue
-            argument = ".".join(path[1:])
-            message = f"`{argument}` of `{name}` cannot be used with `{dim}`"
-            key = dim if dim == SEQUENCE else f"{dim}_size"
-            word, other = f"`{dim}` is {sizes[dim]}", f"use {dim} 1"
-            if dim == SEQUENCE:
-                word, other = f"`{SEQUENCE}` is true", f"`{SEQUENCE}`"
-            seconds = (facts.value("components", owner.name, "parallel", key).with_word(word),)
-            yield Diagnostic("MC417", message, node.span, seconds, f"leave out `{argument}`, or {other}")
-
-
-def declarations_are_readable(facts: Facts) -> Iterator[Diagnostic]:
-    """The declarations of a class are valid literals. Each class is reported once."""
-    reported: set[str] = set()
-    for name, component in facts.recipe.components.items():
-        found = facts.class_of(name)
-        if found is None or not found.is_component or found.target in reported:
+    mesh = one.mesh
+    sizes = {**_sizes_of(mesh), SEQUENCE: mesh.size("tp") if mesh.sequence_parallel else 1}
+    for path, dims in one.layouts.without.items():
+        node = facts.argument(one.name, path) if facts.is_valid("components", one.name, *path) else None
+        dim = next((dim for dim in dims if sizes[dim] > 1), "")
+        if node is None or not plain(node) or not dim:
             continue
-        reported.add(component.target)
-        for attribute, why in found.declares.wrong:
-            span = facts.value("components", name, "_target_")
-            message = f"`{attribute}` of `{found.target}` is not used: {why}"
-            yield Diagnostic("MC526", message, span, severity="note")
+        argument = ".".join(path[1:])
+        message = f"`{argument}` of `{one.name}` cannot be used with `{dim}`"
+        key, word, other = f"{dim}_size", f"`{dim}` is {sizes[dim]}", f"use {dim} 1"
+        if dim == SEQUENCE:
+            key, word, other = dim, f"`{dim}` is true", f"`{dim}`"
+        seconds = (one.span(key).with_word(word),)
+        yield Diagnostic("MC417", message, node.span, seconds, f"leave out `{argument}`, or {other}")
+
+
+def declarations_are_readable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """The declarations of a class are valid literals."""
+    found = facts.class_of(component.name)
+    for attribute, why in found.declares.wrong if found and found.is_component else ():
+        span = facts.value("components", component.name, "_target_")
+        message = f"`{attribute}` of `{found.target}` is not used: {why}"
+        yield Diagnostic("MC526", message, span, severity="note")

@@ -13,62 +13,53 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import gcd
 
-from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.compose.yaml_tree import plain
-from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component
-from meshctl.recipe.rules.facts import Facts, ModelSizes
-from meshctl.recipe.rules.meshes import LayoutNeeds, lacks_stages, nearest_that_fit, sequence_parts
+from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.meshes import Placed, lacking, nearest_that_fit, sequence_parts
 from meshctl.text.english import counted, listed
-from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.sizes import DIMS, Needs, divisors
+from meshctl.topology.sizes import divisors
 from meshctl.topology.stage_split import SPLITS, by_count
 
 DIVIDED_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size": "hidden size"}
 
 
-def config_is_readable(facts: Facts) -> Iterator[Diagnostic]:
+def config_is_readable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The file that `model` names exists and is a valid config. An argument that `MODEL` names may also be
     the name of a model on a hub."""
-    for name in facts.recipe.components:
-        for path, file in facts.model_files(name):
-            if file.wrong:
-                span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
-                help = (
-                    "models are not downloaded: write the path of a config.json or of its folder, "
-                    "or the sizes: {num_heads: 32}"
-                )
-                yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
-
-
-def config_is_on_this_machine(facts: Facts) -> Iterator[Diagnostic]:
-    """The config of a model that an argument names can be read here, unless the recipe states its sizes. Each
-    name is reported once."""
-    reported: set[str] = set()
-    for name, component in facts.recipe.components.items():
-        if component.model.given or component.model.config:
-            continue
-        for path, file in facts.declared_configs(name):
-            if file.missing and file.name not in reported:
-                reported.add(file.name)
-                message = f"{file.wrong}, so its sizes are not compared with the layout"
-                help = "state them: model: {num_heads: 32, num_kv_heads: 8, num_layers: 32}"
-                yield Diagnostic("MC438", message, facts.value(*path), help=help, severity="note")
-
-
-def model_is_not_quantized(facts: Facts) -> Iterator[Diagnostic]:
-    """A model of transformers has its full weights."""
-    for name in facts.recipe.components:
-        tree = facts.declared_values(name) if facts.declares(name).layouts.cache else None
-        if tree and (found := tree.get("quantization_config")) and found.value:
-            message, span = (
-                f"the model of `{name}` is quantized",
-                facts.value("components", name, "args", "model"),
+    for path, file in facts.model_files(component.name):
+        if file.wrong:
+            span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
+            help = (
+                "models are not downloaded: write the path of a config.json or of its folder, "
+                "or the sizes: {num_heads: 32}"
             )
-            help = "name the model with its full weights"
-            yield Diagnostic("MC473", message, span, (found.span.with_word("its quantization"),), help)
+            yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
+
+
+def config_is_on_this_machine(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """The config of a model that an argument names can be read here, unless the recipe states its sizes."""
+    is_stated = component.model.given or component.model.config
+    for path, file in () if is_stated else facts.declared_configs(component.name):
+        if file.missing:
+            message = f"{file.wrong}, so its sizes are not compared with the layout"
+            help = "state them: model: {num_heads: 32, num_kv_heads: 8, num_layers: 32}"
+            yield Diagnostic("MC438", message, facts.value(*path), help=help, severity="note")
+
+
+def model_is_not_quantized(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """A model of transformers has its full weights."""
+    name = component.name
+    tree = facts.declared_values(name) if facts.declares(name).layouts.cache else None
+    if tree and (found := tree.get("quantization_config")) and found.value:
+        message, span = (
+            f"the model of `{name}` is quantized",
+            facts.value("components", name, "args", "model"),
+        )
+        help = "name the model with its full weights"
+        yield Diagnostic("MC473", message, span, (found.span.with_word("its quantization"),), help)
 
 
 def heads_share_kv_heads(facts: Facts) -> Iterator[Diagnostic]:
@@ -86,184 +77,150 @@ def heads_share_kv_heads(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC466", message, stated[0], stated[1:], help)
 
 
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(Placed):
     """A component with a model and a mesh."""
-
-    component: Component
-    owner: Component
-    """The component whose sizes it uses."""
-    layout: LayoutNeeds
-    model: ModelSizes
-    mesh: DeviceMesh
-
-    def span(self, facts: Facts, size: str) -> Span:
-        return facts.value("components", self.owner.name, "parallel", size)
-
-    def fits_with(self, needs: Needs, **other: int) -> bool:
-        """Returns whether the layout satisfies the needs after these sizes are replaced."""
-        dims = {dim: self.mesh.size(dim) for dim in DIMS}
-        return needs.size("tp", dims["tp"]) and needs.layout({**self.layout.stated, **dims, **other})
 
 
 def fitted_models(facts: Facts) -> Iterator[Fitted]:
     """Yields the components with a model and a mesh; only the first of those with the same layout and model
     sizes."""
-    seen: set[tuple[str, tuple[tuple[str, int], ...]]] = set()
-    layouts: dict[str, LayoutNeeds] = {}
-    for name, component in facts.recipe.components.items():
-        mesh, model = facts.meshes.get(name), facts.models[name]
-        if mesh is None or not model.sizes:
-            continue
-        try:
-            owner, sizes = sizes_of(facts.recipe, component)
-        except NoMesh:
-            continue
-        identity = owner.name, tuple(sorted(model.sizes.items()))
-        if identity not in seen:
-            seen.add(identity)
-            layout = layouts.setdefault(owner.name, LayoutNeeds(facts, component, sizes))
-            yield Fitted(component, owner, layout, model, mesh)
+    seen: dict[tuple[str, tuple[tuple[str, int], ...]], Fitted] = {}
+    for name in facts.meshes:
+        one = Fitted(facts, facts.recipe.components[name])
+        if one.model.sizes:
+            seen.setdefault((one.owner, tuple(sorted(one.model.sizes.items()))), one)
+    yield from seen.values()
 
 
 def _nearest_to(size: int, others: Iterable[int]) -> list[int]:
     return sorted(others, key=lambda other: (abs(other - size), other))
 
 
-def tp_divides_model(facts: Facts) -> Iterator[Diagnostic]:
+def tp_divides_model(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     """Tp divides the heads and the hidden size. A vocabulary may be padded."""
-    for one in fitted_models(facts):
-        tp, model, name = one.mesh.size("tp"), one.model, one.component.name
-        span, vocabulary = one.span(facts, "tp_size"), model.get("vocab_size")
-        if undivided := model.undivided_by_tp(tp):
-            what = listed([f"{DIVIDED_BY_TP[size]} ({model.get(size)})" for size in undivided]).replace(
-                "`", ""
-            )
-            message = f"`tp_size` {tp} does not divide the {what} of `{name}`"
-            yield Diagnostic("MC431", message, span, model.stated(*undivided), one.layout.help)
-        elif model.repeats_kv_heads(tp):
-            kv_heads = model.get("num_kv_heads")
-            message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
-            help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
-            yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
-        elif vocabulary % tp and not model.has_tp_plan:
-            padded = -(-vocabulary // tp) * tp
-            undivided_text = f"`tp_size` {tp} does not divide the vocabulary of `{name}`"
-            message = f"{undivided_text}: it must be padded to {padded}"
-            yield Diagnostic("MC433", message, span, model.stated("vocab_size"), severity="warning")
+    tp, model, name = one.mesh.size("tp"), one.model, one.name
+    span, vocabulary = one.span("tp_size"), model.get("vocab_size")
+    if undivided := model.undivided_by_tp(tp):
+        what = listed([f"{DIVIDED_BY_TP[size]} ({model.get(size)})" for size in undivided]).replace("`", "")
+        message = f"`tp_size` {tp} does not divide the {what} of `{name}`"
+        yield Diagnostic("MC431", message, span, model.stated(*undivided), one.help)
+    elif model.repeats_kv_heads(tp):
+        kv_heads = model.get("num_kv_heads")
+        message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
+        help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
+        yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
+    elif vocabulary % tp and not model.has_tp_plan:
+        padded = -(-vocabulary // tp) * tp
+        undivided_text = f"`tp_size` {tp} does not divide the vocabulary of `{name}`"
+        message = f"{undivided_text}: it must be padded to {padded}"
+        yield Diagnostic("MC433", message, span, model.stated("vocab_size"), severity="warning")
 
 
-def ulysses_divides_heads(facts: Facts) -> Iterator[Diagnostic]:
+def ulysses_divides_heads(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     """Ulysses divides the heads. Otherwise the class must have ring attention, which is slower."""
-    for one in fitted_models(facts):
-        tp, ulysses, heads = one.mesh.size("tp"), one.mesh.ulysses_size, one.model.get("num_heads")
-        heads_per_rank = heads // tp
-        if not heads or heads % tp or heads_per_rank % ulysses == 0:
-            continue
-        by_heads = gcd(heads_per_rank, ulysses)
-        of_rank = f"{counted(heads_per_rank, 'head')} of a tp rank of `{one.component.name}`"
-        message = f"`ulysses_size` {ulysses} does not divide the {of_rank}"
-        help = f"ulysses splits {by_heads} ways by heads, and a ring of {ulysses // by_heads} ranks the rest"
-        has_ring = not facts.declares(one.component.name).layouts.ulysses
-        data = one.mesh.size("dp") * one.mesh.size("fsdp")
-        needs = one.layout.without_ring
-        without_ring = [size for size in divisors(data) if one.fits_with(needs, ulysses=size)]
-        nearest = [f"ulysses {size}" for size in _nearest_to(ulysses, without_ring)[:1]]
-        if not has_ring:
-            help = nearest_that_fit(nearest)
-        elif nearest:
-            help = f"{help}; nearest that needs no ring: {nearest[0]}"
-        span = one.span(facts, "ulysses_size")
-        found = Diagnostic("MC432", message, span, one.model.stated("num_heads"), help)
-        yield replace(found, severity="warning") if has_ring else found
+    tp, ulysses, heads = one.mesh.size("tp"), one.mesh.ulysses_size, one.model.get("num_heads")
+    heads_per_rank = heads // tp
+    if not heads or heads % tp or heads_per_rank % ulysses == 0:
+        return
+    by_heads = gcd(heads_per_rank, ulysses)
+    of_rank = f"{counted(heads_per_rank, 'head')} of a tp rank of `{one.name}`"
+    message = f"`ulysses_size` {ulysses} does not divide the {of_rank}"
+    help = f"ulysses splits {by_heads} ways by heads, and a ring of {ulysses // by_heads} ranks the rest"
+    has_ring = not facts.declares(one.name).layouts.ulysses
+    data = one.mesh.size("dp") * one.mesh.size("fsdp")
+    needs = one.without_ring
+    without_ring = [size for size in divisors(data) if one.fits_with(needs, ulysses=size)]
+    nearest = [f"ulysses {size}" for size in _nearest_to(ulysses, without_ring)[:1]]
+    if not has_ring:
+        help = nearest_that_fit(nearest)
+    elif nearest:
+        help = f"{help}; nearest that needs no ring: {nearest[0]}"
+    span = one.span("ulysses_size")
+    found = Diagnostic("MC432", message, span, one.model.stated("num_heads"), help)
+    yield replace(found, severity="warning") if has_ring else found
 
 
-def ep_divides_experts(facts: Facts) -> Iterator[Diagnostic]:
+def ep_divides_experts(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     """Every rank has the same number of experts."""
-    for one in fitted_models(facts):
-        ep, experts, given = one.mesh.ep_size, one.model.get("num_experts"), dict(one.layout.sizes.given)
-        if experts % ep == 0:
-            continue
-        is_etp_inferred = given.get("etp_size") == "auto"
-        ranks = one.mesh.world_size // one.mesh.size("pp")
-        if not is_etp_inferred:
-            ranks //= one.mesh.etp_size
-        fitting = _nearest_to(ep, (size for size in divisors(ranks) if experts % size == 0))
-        is_rest_stated = isinstance(given.get("ep_fsdp_size"), int) and not is_etp_inferred
-        options = [
-            f"ep {size}" + (f" x ep_fsdp {ranks // size}" if is_rest_stated else "") for size in fitting
-        ]
-        message = f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.component.name}`"
-        span, seconds = one.span(facts, "ep_size"), one.model.stated("num_experts")
-        yield Diagnostic("MC435", message, span, seconds, nearest_that_fit(options))
+    ep, experts, given = one.mesh.ep_size, one.model.get("num_experts"), dict(one.sizes.given)
+    if experts % ep == 0:
+        return
+    is_etp_inferred = given.get("etp_size") == "auto"
+    ranks = one.mesh.world_size // one.mesh.size("pp")
+    if not is_etp_inferred:
+        ranks //= one.mesh.etp_size
+    fitting = _nearest_to(ep, (size for size in divisors(ranks) if experts % size == 0))
+    is_rest_stated = isinstance(given.get("ep_fsdp_size"), int) and not is_etp_inferred
+    options = [f"ep {size}" + (f" x ep_fsdp {ranks // size}" if is_rest_stated else "") for size in fitting]
+    message = f"`ep_size` {ep} does not divide the {counted(experts, 'expert')} of `{one.name}`"
+    span, seconds = one.span("ep_size"), one.model.stated("num_experts")
+    yield Diagnostic("MC435", message, span, seconds, nearest_that_fit(options))
 
 
-def sequences_split_evenly(facts: Facts) -> Iterator[Diagnostic]:
+def sequences_split_evenly(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     """A sequence is split into equal parts over cp, ulysses and, with sequence_parallel, tp."""
-    for one in fitted_models(facts):
-        mesh = one.mesh
-        length = one.model.get("sequence_length")
-        along_tp = one.layout.sizes.sequence_parallel
-        layout = {"cp": mesh.size("cp"), "ulysses": mesh.ulysses_size, "tp": mesh.size("tp")}
-        parts = sequence_parts(layout, along_tp)
-        if length % parts == 0:
-            continue
-        factors = {
-            "2 x cp": layout["cp"],
-            "ulysses": layout["ulysses"],
-            "tp": layout["tp"] if along_tp else 1,
-        }
-        product = " x ".join(f"{name} {size}" for name, size in factors.items() if size > 1)
-        size = next(f"{dim}_size" for dim in layout if layout[dim] > 1)
-        span = one.span(facts, size).with_word(f"{product} = {parts}" if " x " in product else product)
-        name = one.component.name
-        message = f"sequences of {length} tokens cannot be split into {parts} equal parts in `{name}`"
-        help = f"sequences of {-(-length // parts) * parts} tokens can be split"
-        if one.layout.help:
-            help = f"{help}; {one.layout.help}"
-        yield Diagnostic("MC436", message, span, one.model.stated("sequence_length"), help)
+    mesh = one.mesh
+    length = one.model.get("sequence_length")
+    along_tp = one.sizes.sequence_parallel
+    layout = {"cp": mesh.size("cp"), "ulysses": mesh.ulysses_size, "tp": mesh.size("tp")}
+    parts = sequence_parts(layout, along_tp)
+    if length % parts == 0:
+        return
+    factors = {
+        "2 x cp": layout["cp"],
+        "ulysses": layout["ulysses"],
+        "tp": layout["tp"] if along_tp else 1,
+    }
+    product = " x ".join(f"{name} {size}" for name, size in factors.items() if size > 1)
+    size = next(f"{dim}_size" for dim in layout if layout[dim] > 1)
+    span = one.span(size).with_word(f"{product} = {parts}" if " x " in product else product)
+    name = one.name
+    message = f"sequences of {length} tokens cannot be split into {parts} equal parts in `{name}`"
+    help = f"sequences of {-(-length // parts) * parts} tokens can be split"
+    if one.help:
+        help = f"{help}; {one.help}"
+    yield Diagnostic("MC436", message, span, one.model.stated("sequence_length"), help)
 
 
-def stages_have_layers(facts: Facts) -> Iterator[Diagnostic]:
+def stages_have_layers(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     """Every pipeline stage has at least one layer, and the numbers that an argument states fit. Warns if the
     numbers of layers differ, and no argument states that."""
-    for one in fitted_models(facts):
-        pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
-        layers, stages = one.model.get("num_layers"), pp * vpp
-        if not layers or stages == 1:
-            continue
-        split = facts.argument(one.component.name, facts.declares(one.component.name).layouts.split)
-        if layers < stages:
-            yield _too_few(facts, one, layers)
-        elif split is not None:
-            wrong = _wrong_split(plain(split), layers, stages)
-            if wrong:
-                name, fitting = one.component.name, [len(own) for own in by_count(layers, stages)]
-                message = f"`split` of `{name}` {wrong}"
-                seconds = (_drawn(facts, one), *one.model.stated("num_layers"))
-                yield Diagnostic("MC468", message, split.span, seconds, f"nearest that fits: {fitting}")
-        elif layers % stages:
-            yield _uneven(facts, one, layers)
+    pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
+    layers, stages = one.model.get("num_layers"), pp * vpp
+    if not layers or stages == 1:
+        return
+    split = facts.argument(one.name, facts.declares(one.name).layouts.split)
+    if layers < stages:
+        yield _too_few(one, layers)
+    elif split is not None:
+        wrong = _wrong_split(plain(split), layers, stages)
+        if wrong:
+            name, fitting = one.name, [len(own) for own in by_count(layers, stages)]
+            message = f"`split` of `{name}` {wrong}"
+            seconds = (_drawn(one), *one.model.stated("num_layers"))
+            yield Diagnostic("MC468", message, split.span, seconds, f"nearest that fits: {fitting}")
+    elif layers % stages:
+        yield _uneven(facts, one, layers)
 
 
-def _drawn(facts: Facts, one: Fitted) -> Span:
+def _drawn(one: Fitted) -> Span:
     pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
     drawn = f"pp {pp} x vpp {vpp} = {pp * vpp}" if vpp > 1 else f"pp {pp}"
-    return one.span(facts, "vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
+    return one.span("vpp_size" if vpp > 1 else "pp_size").with_word(drawn)
 
 
-def _too_few(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
+def _too_few(one: Fitted, layers: int) -> Diagnostic:
     pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
-    has = f"`{one.component.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'pipeline stage')}"
+    has = f"`{one.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'pipeline stage')}"
     message, fewer = f"{has}, so some stages would have none", layers // pp
-    is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.layout.with_ring, vpp=fewer)
+    is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.with_ring, vpp=fewer)
     options = [f"vpp {fewer}"] if is_possible else []
-    help = nearest_that_fit([*options, *one.layout.proposals])
-    return Diagnostic("MC434", message, _drawn(facts, one), one.model.stated("num_layers"), help)
+    help = nearest_that_fit([*options, *one.proposals])
+    return Diagnostic("MC434", message, _drawn(one), one.model.stated("num_layers"), help)
 
 
 def _uneven(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
-    name, stages = one.component.name, one.mesh.size("pp") * one.mesh.vpp_size
+    name, stages = one.name, one.mesh.size("pp") * one.mesh.vpp_size
     least, more = divmod(layers, stages)
     others = "the other" if more + 1 == stages else "the others"
     numbers = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"
@@ -272,7 +229,7 @@ def _uneven(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
     if argument := facts.declares(name).layouts.split:
         help = f"`{'.'.join(argument)}: cost` also counts the head, which the last stage has"
     seconds = one.model.stated("num_layers")
-    return Diagnostic("MC437", message, _drawn(facts, one), seconds, help, "warning")
+    return Diagnostic("MC437", message, _drawn(one), seconds, help, "warning")
 
 
 def _wrong_split(split: object, layers: int, stages: int) -> str:
@@ -288,23 +245,13 @@ def _wrong_split(split: object, layers: int, stages: int) -> str:
     return ""
 
 
-def architecture_has_stages(facts: Facts) -> Iterator[Diagnostic]:
+def architecture_has_stages(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """The library has a plan by which pipeline stages divide the architecture."""
-    for name, mesh in facts.meshes.items():
-        found = lacks_stages(facts, name) if mesh.size("pp") > 1 else None
-        if found is None:
-            continue
-        kind, at, unknown = found
-        component = facts.recipe.components[name]
-        owner, sizes = sizes_of(facts.recipe, component)
-        span = facts.value("components", owner.name, "parallel", "pp_size")
-        seconds = (at.with_word(f"`model_type` is {kind}"),)
-        if unknown:
-            message = f"whether pp can divide the layers of `{kind}` in `{name}` is unknown: {unknown.why}"
-            yield Diagnostic("MC440", message, span, seconds, severity="note")
-        else:
-            message = f"`pp_size` is {mesh.size('pp')}, but transformers has no plan that divides `{kind}`"
-            yield Diagnostic("MC469", message, span, seconds, LayoutNeeds(facts, component, sizes).help)
+    pp = one.mesh.size("pp")
+    if pp > 1 and (found := one.lacks_stages):
+        whether = f"pp can divide the layers of `{found[0]}` in `{one.name}`"
+        message = f"`pp_size` is {pp}, but transformers has no plan that divides `{found[0]}`"
+        yield lacking(one, "pp_size", found, whether, "MC469", message)
 
 
 def sequences_fit_positions(facts: Facts) -> Iterator[Diagnostic]:

@@ -11,7 +11,6 @@ from graphlib import CycleError, TopologicalSorter
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Endpoint
 from meshctl.recipe.fields import PARALLEL
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.mistakes import called, odd_letter
@@ -23,6 +22,10 @@ from meshctl.topology.modes import COLLECT, DISPATCH
 
 MAX_SECONDS = 4
 """Maximum number of further places of an unknown name that a report shows."""
+
+
+KnownBlock = Block
+"""A block whose keys and stages are valid, and take stages that exist."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +120,20 @@ def _stages(facts: Facts) -> Iterator[Reference]:
         for index, other in enumerate(block.after):
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
-    for _, metric, span in facts.named_metrics() if facts.recipe.pipeline else ():
-        other, _ = facts.recipe.metric(metric)
-        message = f"stage `{other}` of metric `{metric}` does not exist"
-        yield Reference("pipeline", other, span, "MC560", message, after=metric[len(other) :])
+    for one in facts.metrics if facts.recipe.pipeline else ():
+        message, after = (
+            f"stage `{one.stage}` of metric `{one.text}` does not exist",
+            one.text[len(one.stage) :],
+        )
+        yield Reference("pipeline", one.stage, one.span, "MC560", message, after=after)
 
 
 def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
     """Returns block -> the names that may be meant in its stages: those of its other stages, as they are
     named there, and those outside. None for stages of no block, where all names may be meant."""
-    outside = tuple(name for name, stage in facts.recipe.pipeline.items() if not stage.block)
-    names: dict[str, tuple[str, ...] | None] = {"": None}
-    for block in facts.recipe.blocks.values():
-        names[block.name] = (*(name.partition(".")[2] for name in block.stages), *outside)
-    return names
+    outside = [name for name, stage in facts.recipe.pipeline.items() if not stage.block]
+    blocks = facts.recipe.blocks.values()
+    return {"": None, **{one.name: (*map(_inner, one.stages), *outside) for one in blocks}}
 
 
 def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -179,12 +182,11 @@ def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC510", message, facts.key("components"), help=help, missing=True)
 
 
-def sources_state_samples(facts: Facts) -> Iterator[Diagnostic]:
-    for name, stage in facts.recipe.pipeline.items():
-        if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", name):
-            message = f"stage `{name}` is a source (it has no `in`) and needs `samples`"
-            help = "write `samples: 64`, the number of samples in a step over all ranks, or `in: STAGE`"
-            yield Diagnostic("MC540", message, facts.key("pipeline", name), help=help, missing=True)
+def sources_state_samples(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", stage.name):
+        message = f"stage `{stage.name}` is a source (it has no `in`) and needs `samples`"
+        help = "write `samples: 64`, the number of samples in a step over all ranks, or `in: STAGE`"
+        yield Diagnostic("MC540", message, facts.key("pipeline", stage.name), help=help, missing=True)
 
 
 def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
@@ -200,27 +202,30 @@ def components_are_used(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC517", message, facts.key("components", name), severity="warning")
 
 
-def inputs_are_calls(facts: Facts) -> Iterator[Diagnostic]:
+def inputs_are_calls(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A stage that is an input of another stage is not a sync."""
     pipeline = facts.recipe.pipeline
-    for name, stage in pipeline.items():
-        for other, path in named_stages(stage):
-            if other in pipeline and pipeline[other].kind == "sync" and path[0] == "in":
-                message = f"stage `{name}` takes `{other}`, which is a sync"
-                span, sync = facts.value("pipeline", name, *path), facts.key("pipeline", other)
-                seconds = (sync.with_word("a sync has no value"),)
-                yield Diagnostic("MC531", message, span, seconds, f"write `after: {other}`")
+    for other, path in named_stages(stage):
+        if other in pipeline and pipeline[other].kind == "sync" and path[0] == "in":
+            message = f"stage `{stage.name}` takes `{other}`, which is a sync"
+            seconds = (facts.key("pipeline", other).with_word("a sync has no value"),)
+            span = facts.value("pipeline", stage.name, *path)
+            yield Diagnostic("MC531", message, span, seconds, f"write `after: {other}`")
 
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
     """No stage waits for itself. Only a sync may close a circle."""
-    pipeline = facts.recipe.pipeline
-    reported: set[str] = set()
-    for name in pipeline if _has_circle(facts) else ():
-        circle = _circle(facts, name)
-        if not circle or reported & set(circle):
+    pipeline, reported = facts.recipe.pipeline, set[str]()
+    try:
+        TopologicalSorter({name: facts.recipe.before(stage) for name, stage in pipeline.items()}).prepare()
+        return  # most pipelines, whose stages are visited once each
+    except CycleError:
+        circles = (_circle(facts, name) for name in pipeline)
+    for circle in circles:
+        if not circle or reported & {*circle}:
             continue
-        reported |= set(circle)
+        reported |= {*circle}
+        name = circle[0]
         message = f"stage `{name}` takes its own value"
         if len(circle) > 1:
             path = " -> ".join(f"`{stage}`" for stage in (*circle, circle[0]))
@@ -228,16 +233,6 @@ def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
         span = facts.value("pipeline", name, "in" if pipeline[name].inputs else "after")
         help = "a stage runs after those that it takes; move weights with `sync`"
         yield Diagnostic("MC532", message, span, help=help)
-
-
-def _has_circle(facts: Facts) -> bool:
-    """Returns whether the pipeline has a circle. Visits each stage once."""
-    graph = {name: facts.recipe.before(stage) for name, stage in facts.recipe.pipeline.items()}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError:
-        return True
-    return False
 
 
 def _circle(facts: Facts, start: str) -> list[str]:
@@ -256,168 +251,150 @@ def _circle(facts: Facts, start: str) -> list[str]:
     return []
 
 
-def joined_stages_differ(facts: Facts) -> Iterator[Diagnostic]:
-    for name, stage in facts.recipe.pipeline.items():
-        for given in stage.inputs:
-            repeated = next((other for other in given.stages if given.stages.count(other) > 1), None)
-            if repeated is None:
-                continue
+def joined_stages_differ(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    for given in stage.inputs:
+        repeated = next((other for other in given.stages if given.stages.count(other) > 1), None)
+        if repeated is not None:
             last = len(given.stages) - 1 - given.stages[::-1].index(repeated)
-            span = facts.value("pipeline", name, *input_path(given, last))
-            yield Diagnostic(
-                "MC533", f"stage `{name}` joins `{repeated}` with itself", span, help="remove one of them"
-            )
+            span = facts.value("pipeline", stage.name, *input_path(given, last))
+            message = f"stage `{stage.name}` joins `{repeated}` with itself"
+            yield Diagnostic("MC533", message, span, help="remove one of them")
 
 
-def sync_has_two_ends(facts: Facts) -> Iterator[Diagnostic]:
+def sync_has_two_ends(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A sync connects two different components, the target loads weights, and `max_staleness` fits
     `every`."""
-    for name, stage in facts.recipe.pipeline.items():
-        if stage.kind != "sync":
-            continue
-        target, to = facts.recipe.components.get(stage.to), facts.value("pipeline", name, "to")
-        if stage.component and stage.component == stage.to:
-            yield Diagnostic(
-                "MC550",
-                f"sync `{name}` goes from `{stage.to}` to itself",
-                to,
-                help="write the component that receives the weights",
-            )
-        if stage.lag < 0 and facts.is_valid("pipeline", name):
-            age = f"the weights are up to {counted(stage.every - 1, 'step')} old"
-            every = facts.value("pipeline", name, "every").with_word(age)
-            message = f"`max_staleness` {stage.max_staleness} is less than `every` - 1"
-            help = f"write {stage.every - 1} or more, or remove it"
-            yield Diagnostic("MC551", message, facts.value("pipeline", name, "max_staleness"), (every,), help)
-        if target is not None and target.frozen:
-            frozen = facts.value("components", stage.to, "frozen")
-            seconds = (frozen.with_word("`frozen`: it has no weights to load"),)
-            yield Diagnostic("MC552", f"component `{stage.to}` cannot be the target of a sync", to, seconds)
-
-
-def sync_methods_exist(facts: Facts) -> Iterator[Diagnostic]:
-    for name, stage in facts.recipe.pipeline.items():
-        if stage.kind != "sync":
-            continue
-        does = "yields (name, tensor) pairs"
-        yield from _method_exists(facts, name, "sync", stage.component, stage.method, does)
-        target = facts.recipe.components.get(stage.to)
-        if stage.to != stage.component and not (target is not None and target.frozen):
-            does = "takes a stream of (name, tensor) pairs"
-            yield from _method_exists(facts, name, "to", stage.to, stage.to_method, does)
-
-
-def _method_exists(
-    facts: Facts, stage: str, key: str, component: str, method: str, does: str
-) -> Iterator[Diagnostic]:
-    found = facts.class_of(component)
-    if found is None or not found.is_complete or not found.is_component:
+    name, target, to = (
+        stage.name,
+        facts.recipe.components.get(stage.to),
+        facts.value("pipeline", stage.name, "to"),
+    )
+    if stage.kind != "sync":
         return
-    if method not in found.methods:
-        message = f"`{found.target}` has no method `{method}`"
-    elif _is_for_batches(method, found.endpoints.get(method), key):
-        message = f"`{found.target}.{method}` is an endpoint, which a sync does not call"
-    else:
-        return
-    one, help = facts.recipe.pipeline[stage], f"define a method that {does}"
-    ends = [facts.class_of(name) for name in (one.to, one.component)]
-    if all(end and name in end.methods for end, name in zip(ends, ("weights", "load_weights"), strict=True)):
-        help = f"turn it round: {{sync: {one.to}, to: {one.component}}}"
-    yield Diagnostic("MC553", message, facts.value("pipeline", stage, key), help=help)
+    if stage.component and stage.component == stage.to:
+        message, help = (
+            f"sync `{name}` goes from `{stage.to}` to itself",
+            "write the component that receives the weights",
+        )
+        yield Diagnostic("MC550", message, to, help=help)
+    if stage.lag < 0 and facts.is_valid("pipeline", name):
+        age = f"the weights are up to {counted(stage.every - 1, 'step')} old"
+        every = facts.value("pipeline", name, "every").with_word(age)
+        message = f"`max_staleness` {stage.max_staleness} is less than `every` - 1"
+        help = f"write {stage.every - 1} or more, or remove it"
+        yield Diagnostic("MC551", message, facts.value("pipeline", name, "max_staleness"), (every,), help)
+    if target is not None and target.frozen:
+        frozen = facts.value("components", stage.to, "frozen")
+        seconds = (frozen.with_word("`frozen`: it has no weights to load"),)
+        yield Diagnostic("MC552", f"component `{stage.to}` cannot be the target of a sync", to, seconds)
 
 
-def _is_for_batches(method: str, endpoint: Endpoint | None, key: str) -> bool:
-    """Returns whether a method is an endpoint that a sync cannot call. A sync passes no argument to the
-    method that yields weights, and a stream to the one that loads them."""
-    if endpoint is None:
-        return False
-    return bool(endpoint.signature.required) if key == "sync" else not method.startswith("load_")
+def sync_methods_exist(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    """The components of a sync have the methods that yield and load weights. A sync passes no argument to the
+    method that yields them, and a stream to the one that loads them."""
+    target = facts.recipe.components.get(stage.to)
+    sender, loader = facts.class_of(stage.component), facts.class_of(stage.to)
+    ends = [(sender, "sync", stage.method, "yields (name, tensor) pairs")]
+    if stage.to != stage.component and not (target is not None and target.frozen):
+        ends.append((loader, "to", stage.to_method, "takes a stream of (name, tensor) pairs"))
+    help = ""
+    if sender and loader and "load_weights" in sender.methods and "weights" in loader.methods:
+        help = f"turn it round: {{sync: {stage.to}, to: {stage.component}}}"
+    for found, key, method, does in ends if stage.kind == "sync" else ():
+        if found is None or not found.is_complete or not found.is_component:
+            continue
+        endpoint = found.endpoints.get(method)
+        is_for_batches = endpoint and (
+            endpoint.signature.required if key == "sync" else not method.startswith("load_")
+        )
+        if method not in found.methods:
+            message = f"`{found.target}` has no method `{method}`"
+        elif is_for_batches:
+            message = f"`{found.target}.{method}` is an endpoint, which a sync does not call"
+        else:
+            continue
+        span = facts.value("pipeline", stage.name, key)
+        yield Diagnostic("MC553", message, span, help=help or f"define a method that {does}")
 
 
-def block_has_one_source(facts: Facts) -> Iterator[Diagnostic]:
+def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic]:
     """`until` names the one source of a block. With `over` the block has none."""
-    for block in _known_blocks(facts):
-        sources = [name for name in block.stages if facts.recipe.pipeline[name].is_source]
-        inner = [name.partition(".")[2] for name in sources]
-        if block.until and block.until not in sources:
-            span, name = facts.value("pipeline", block.name, "repeat", "until"), _inner(block.until)
-            is_stage = block.until in block.stages
-            why = "it takes the values of others" if is_stage else "it is not a stage of the block"
-            message = f"`{name}` is not the source of block `{block.name}`: {why}"
-            help = did_you_mean("", inner) or "use one of its stages that has no `in`"
-            yield Diagnostic("MC572", message, span, help=help, missing=True)
-            continue
-        others = [name for name in sources if name != block.until]
-        if others:
-            first = facts.key("pipeline", others[0])
-            message = f"`{_inner(others[0])}` is a second source of block `{block.name}`"
-            what, help = f"the block runs until the data of `{_inner(block.until)}` end", ""
-            if block.over:
-                message = (
-                    f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
-                )
-                what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
-            key = "until" if block.until else "over"
-            seconds = (facts.value("pipeline", block.name, "repeat", key).with_word(what),)
-            yield Diagnostic("MC572", message, first, seconds, help or "take its value from outside")
+    sources = [name for name in block.stages if facts.recipe.pipeline[name].is_source]
+    inner = [name.partition(".")[2] for name in sources]
+    if block.until and block.until not in sources:
+        span, name = facts.value("pipeline", block.name, "repeat", "until"), _inner(block.until)
+        is_stage = block.until in block.stages
+        why = "it takes the values of others" if is_stage else "it is not a stage of the block"
+        message = f"`{name}` is not the source of block `{block.name}`: {why}"
+        help = did_you_mean("", inner) or "use one of its stages that has no `in`"
+        yield Diagnostic("MC572", message, span, help=help, missing=True)
+        return
+    others = [name for name in sources if name != block.until]
+    if others:
+        first = facts.key("pipeline", others[0])
+        message = f"`{_inner(others[0])}` is a second source of block `{block.name}`"
+        what, help = f"the block runs until the data of `{_inner(block.until)}` end", ""
+        if block.over:
+            message = f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
+            what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
+        key = "until" if block.until else "over"
+        seconds = (facts.value("pipeline", block.name, "repeat", key).with_word(what),)
+        yield Diagnostic("MC572", message, first, seconds, help or "take its value from outside")
 
 
-def stages_take_what_is_repeated(facts: Facts) -> Iterator[Diagnostic]:
+def stages_take_what_is_repeated(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic]:
     """Every other stage of a block takes the source, or the minibatches, directly or not: otherwise it would
     not know when the block ends."""
-    for block in _known_blocks(facts):
-        repeated = block.until or block.over
-        if repeated not in facts.recipe.pipeline or (repeated in block.stages) != bool(block.until):
-            continue
-        if block.until and not facts.recipe.pipeline[block.until].is_source:
-            continue
-        reached = {repeated}
-        pending = [facts.recipe.pipeline[name] for name in block.stages]
-        while more := [stage for stage in pending if reached & {*stage.takes}]:
-            reached |= {stage.name for stage in more}
-            pending = [stage for stage in pending if stage.name not in reached]
-        if block.until and len(reached) == 1:
-            message = f"no stage of block `{block.name}` takes `{_inner(block.until)}`"
-            yield Diagnostic("MC573", message, facts.key("pipeline", block.until), missing=True)
-        for stage in pending:
-            if stage.name in reached or stage.is_source:
-                continue  # the block's source, or one that is reported
-            what = f"`{_inner(repeated)}`, directly or not"
-            message = f"stage `{_inner(stage.name)}` of block `{block.name}` does not take {what}"
-            span, help = facts.key("pipeline", stage.name), "move it out of the block, or add it to `in`"
-            yield Diagnostic("MC573", message, span, help=help)
+    repeated = block.until or block.over
+    if repeated not in facts.recipe.pipeline or (repeated in block.stages) != bool(block.until):
+        return
+    if block.until and not facts.recipe.pipeline[block.until].is_source:
+        return
+    reached = {repeated}
+    pending = [facts.recipe.pipeline[name] for name in block.stages]
+    while more := [stage for stage in pending if reached & {*stage.takes}]:
+        reached |= {stage.name for stage in more}
+        pending = [stage for stage in pending if stage.name not in reached]
+    if block.until and len(reached) == 1:
+        message = f"no stage of block `{block.name}` takes `{_inner(block.until)}`"
+        yield Diagnostic("MC573", message, facts.key("pipeline", block.until), missing=True)
+    for stage in pending:
+        if stage.name in reached or stage.is_source:
+            continue  # the block's source, or one that is reported
+        what = f"`{_inner(repeated)}`, directly or not"
+        message = f"stage `{_inner(stage.name)}` of block `{block.name}` does not take {what}"
+        span, help = facts.key("pipeline", stage.name), "move it out of the block, or add it to `in`"
+        yield Diagnostic("MC573", message, span, help=help)
 
 
-def over_has_samples(facts: Facts) -> Iterator[Diagnostic]:
+def over_has_samples(facts: Facts, block: Block) -> Iterator[Diagnostic]:
     """Minibatches are parts of a batch that a stage outside of the block returns."""
-    for block in facts.recipe.blocks.values():
-        if not block.over or not facts.is_valid("pipeline", block.name, "repeat"):
-            continue
-        stage, span = (
-            facts.recipe.pipeline.get(block.over),
+    over = block.over
+    if not over or not facts.is_valid("pipeline", block.name, "repeat"):
+        return
+    stage, message = facts.recipe.pipeline.get(over), ""
+    if over in facts.recipe.blocks or f"{block.name}.{over}" in block.stages:
+        message = f"`{over}` is not a stage outside of block `{block.name}`"
+    elif stage is not None and stage.kind == "sync":
+        message = f"`{over}` is a sync, which has no samples"
+    elif stage is not None and facts.is_valid("pipeline", over):
+        mode = COLLECT.get(facts.modes[over].collect)
+        if stage.is_without_data or (mode and not (mode.is_batch or mode.is_first)):
+            message = f"`{over}` has no batch that block `{block.name}` can cut into minibatches"
+    if message:
+        span, help = (
             facts.value("pipeline", block.name, "repeat", "over"),
+            "use a stage outside of the block that produces a batch",
         )
-        message = ""
-        if block.over in facts.recipe.blocks or f"{block.name}.{block.over}" in block.stages:
-            message = f"`{block.over}` is not a stage outside of block `{block.name}`"
-        elif stage is not None and stage.kind == "sync":
-            message = f"`{block.over}` is a sync, which has no samples"
-        elif stage is not None and facts.is_valid("pipeline", block.over):
-            mode = COLLECT.get(facts.modes[block.over].collect)
-            if stage.is_without_data or (mode and not (mode.is_batch or mode.is_first)):
-                message = f"`{block.over}` has no batch that block `{block.name}` can cut into minibatches"
-        if message:
-            yield Diagnostic(
-                "MC574", message, span, help="use a stage outside of the block that produces a batch"
-            )
-        elif stage is not None and 0 < stage.samples < block.size:
-            size = facts.value("pipeline", block.name, "repeat", "size")
-            message = f"`size` {block.size} is not smaller than the {stage.samples} samples of `{block.over}`"
-            seconds = (facts.value("pipeline", block.over, "samples"),)
-            help = "each round is a single pass; use a smaller `size` for several"
-            yield Diagnostic("MC577", message, size, seconds, help, severity="warning")
-        else:
-            yield from _minibatches_are_shared(facts, block)
+        yield Diagnostic("MC574", message, span, help=help)
+    elif stage is not None and 0 < stage.samples < block.size:
+        size = facts.value("pipeline", block.name, "repeat", "size")
+        message = f"`size` {block.size} is not smaller than the {stage.samples} samples of `{over}`"
+        seconds = (facts.value("pipeline", over, "samples"),)
+        help = "each round is a single pass; use a smaller `size` for several"
+        yield Diagnostic("MC577", message, size, seconds, help, severity="warning")
+    else:
+        yield from _minibatches_are_shared(facts, block)
 
 
 def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
@@ -439,53 +416,44 @@ def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
             return
 
 
-def only_the_last_stage_is_taken(facts: Facts) -> Iterator[Diagnostic]:
+def only_the_last_stage_is_taken(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A stage outside takes the last stage of a block by its full name."""
-    for name, stage in facts.recipe.pipeline.items():
-        homes = [(one.home, one.path) for one in homes_of(stage)]
-        for other, path in (*named_stages(stage), *homes):
-            block = facts.recipe.blocks.get(other.partition(".")[0])
-            is_order = path[0] == "after" and other in facts.recipe.blocks
-            if block is None or not block.stages or stage.block == block.name or is_order:
-                continue
-            span, last = facts.value("pipeline", name, *path), block.stages[-1]
-            if other == block.name:
-                message = f"`{other}` is a block, not a stage"
-                yield Diagnostic("MC575", message, span, help=f"its last stage is `{last}`")
-            elif path[0] == "after":
-                help = f"write `after: {block.name}`"
-                yield Diagnostic("MC575", f"`{other}` is inside block `{block.name}`", span, help=help)
-            elif other != last and other in block.stages:
-                message = f"stage `{name}` takes `{other}`, which is inside a block and not its last stage"
-                seconds = (facts.key("pipeline", last).with_word("only this one can be taken"),)
-                yield Diagnostic("MC575", message, span, seconds, f"take `{last}`")
+    homes = [(one.home, one.path) for one in homes_of(stage)]
+    for other, path in (*named_stages(stage), *homes):
+        block = facts.recipe.blocks.get(other.partition(".")[0])
+        is_order = path[0] == "after" and other in facts.recipe.blocks
+        if block is None or not block.stages or stage.block == block.name or is_order:
+            continue
+        span, last = facts.value("pipeline", stage.name, *path), block.stages[-1]
+        if other == block.name:
+            message = f"`{other}` is a block, not a stage"
+            yield Diagnostic("MC575", message, span, help=f"its last stage is `{last}`")
+        elif path[0] == "after":
+            help = f"write `after: {block.name}`"
+            yield Diagnostic("MC575", f"`{other}` is inside block `{block.name}`", span, help=help)
+        elif other != last and other in block.stages:
+            message = f"stage `{stage.name}` takes `{other}`, which is inside a block and not its last stage"
+            seconds = (facts.key("pipeline", last).with_word("only this one can be taken"),)
+            yield Diagnostic("MC575", message, span, seconds, f"take `{last}`")
 
 
 def passes_are_not_recorded(facts: Facts) -> Iterator[Diagnostic]:
     """Routes inside a block have a value in each pass, and recordings one in each step."""
-    recipe = facts.recipe
-    inside = {
-        route: stage
-        for stage in recipe.pipeline.values()
-        for route, source in _routes_with_sources(stage)
-        if stage.block and source in recipe.pipeline and recipe.pipeline[source].block == stage.block
-    }
+    recipe, inside = facts.recipe, dict[str, str]()
+    for stage in recipe.pipeline.values():
+        sources = [recipe.pipeline.get(name) for given in stage.inputs for name in given.stages]
+        for route, source in zip(stage.routes, sources, strict=True):
+            if stage.block and source and source.block == stage.block:
+                inside[route] = stage.block
     for index, word in enumerate(recipe.run.record if facts.is_valid("run", "record") else ()):
-        routes = [route for route, stage in inside.items() if word in (route, route.partition(" ->")[0])]
+        routes = [route for route in inside if word in (route, route.partition(" ->")[0])]
         if routes:
-            message = (
-                f"`{routes[0]}` is inside block `{inside[routes[0]].block}`: its passes are not recorded"
-            )
+            message = f"`{routes[0]}` is inside block `{inside[routes[0]]}`: its passes are not recorded"
             help = "record a route into the block, or out of it"
             yield Diagnostic("MC576", message, facts.item("run", "record", index=index), help=help)
 
 
-def _routes_with_sources(stage: Stage) -> Iterator[tuple[str, str]]:
-    sources = [source for given in stage.inputs for source in given.stages]
-    return zip(stage.routes, sources, strict=True)
-
-
-def _known_blocks(facts: Facts) -> Iterator[Block]:
+def known_blocks(facts: Facts) -> Iterator[Block]:
     """Yields the blocks whose keys and stages are valid, and take stages that exist."""
     pipeline = facts.recipe.pipeline
     for block in facts.recipe.blocks.values():

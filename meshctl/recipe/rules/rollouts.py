@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from itertools import permutations
 from typing import Any
 
-from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
@@ -23,7 +22,7 @@ from meshctl.recipe.code.modules import Sources
 from meshctl.recipe.code.tables import Parameters, entries_in, literal_in, names_in, parameters_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.model import Stage
+from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.arguments import given_names, wrong_type
 from meshctl.recipe.rules.facts import Facts, texts_listed_by
 from meshctl.text.english import did_you_mean, listed
@@ -32,59 +31,45 @@ GROUP = "group_index"
 """The input of an advantage that compares the answers to one prompt."""
 
 
-def synced_models_are_equal(facts: Facts) -> Iterator[Diagnostic]:
-    """Both components of a sync have models of the same architecture and sizes, as far as these are known."""
-    for stage in facts.recipe.pipeline.values():
-        ends = (stage.component, stage.to)
-        if stage.kind != "sync" or not all(facts.declares(name).model for name in ends):
-            continue
-        differences = [*_architectures(facts, *ends), *_sizes(facts, *ends)]
-        if differences:
-            what = listed(f"{name} ({one} and {other})" for name, (one, _), (other, _) in differences)
-            message = f"`{ends[0]}` and `{ends[1]}` have different models: {what.replace('`', '')}"
-            _, (one, at), (other, there) = differences[0]
-            seconds = (at.with_word(f"`{ends[0]}`: {one}"), there.with_word(f"`{ends[1]}`: {other}"))
-            help = "a sync needs the same model on both sides: name it once, in `vars`"
-            yield Diagnostic("MC454", message, facts.value("pipeline", stage.name, "to"), seconds, help)
-
-
-Difference = tuple[str, tuple[object, Span], tuple[object, Span]]
-"""The name of a fact that differs, and its value and place in both models."""
-
-
-def _architectures(facts: Facts, one: str, other: str) -> Iterator[Difference]:
-    trees = facts.config_values(one), facts.config_values(other)
-    kinds = [tree.get("model_type") if tree else None for tree in trees]
-    first, second = kinds
-    if first and second and first.value != second.value:
-        yield "model_type", (first.value, first.span), (second.value, second.span)
-
-
-def _sizes(facts: Facts, one: str, other: str) -> Iterator[Difference]:
-    """Yields the sizes that differ. The number of positions has no weights in most models."""
-    first, second = facts.models[one], facts.models[other]
-    for size, number in first.sizes.items():
-        if second.get(size) not in (0, number) and size not in (POSITIONS, "sequence_length"):
-            yield size, (number, first.spans[size]), (second.get(size), second.spans[size])
+def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
+    """Both components of a sync have models of the same architecture and sizes, as far as these are known.
+    The number of positions has no weights in most models."""
+    ends = (stage.component, stage.to)
+    if stage.kind != "sync" or not all(facts.declares(name).model for name in ends):
+        return
+    sides: list[dict[str, tuple[object, Span]]] = []
+    for name in ends:
+        tree, model = facts.config_values(name), facts.models[name]
+        kind = tree.get("model_type") if tree else None
+        known = {size: (number, model.spans[size]) for size, number in model.sizes.items() if number}
+        sides.append({"model_type": (kind.value, kind.span), **known} if kind else {**known})
+    one, other = sides
+    shared = [name for name in one if name in other and name not in (POSITIONS, "sequence_length")]
+    if differing := [name for name in shared if one[name][0] != other[name][0]]:
+        what = listed(f"{name} ({one[name][0]} and {other[name][0]})" for name in differing)
+        message = f"`{ends[0]}` and `{ends[1]}` have different models: {what.replace('`', '')}"
+        first = zip((one[differing[0]], other[differing[0]]), ends, strict=True)
+        seconds = tuple(span.with_word(f"`{name}`: {value}") for (value, span), name in first)
+        help = "a sync needs the same model on both sides: name it once, in `vars`"
+        yield Diagnostic("MC454", message, facts.value("pipeline", stage.name, "to"), seconds, help)
 
 
 def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
     """A sampler gives several answers to a prompt where an advantage compares them."""
     for stage, sampler in _sampled(facts):
-        size, trained_by = value_of(facts, sampler, "group_size"), facts.trained_by(stage.component)
-        advantage = advantage_of(facts, stage.component)
+        size, advantage = value_of(facts, sampler, "group_size"), advantage_of(facts, stage.component)
         if size is None or size[0] != 1 or advantage is None:
             continue
         name, path, at = advantage
-        code = facts.code_of(stage.component)
+        code, trained_by = facts.code_of(stage.component), facts.trained_by(stage.component)
         if stage.method in trained_by and GROUP in _inputs(code, path):
             compares = f"advantage `{name}` of `{stage.component}` compares the answers to one prompt"
             message = f"{compares}, but `group_size` of `{sampler}` is 1"
             seconds = (at.with_word(f"the advantage is `{name}`"),)
             help = "with one answer its advantage is always 0: write `group_size: 8`"
-            if single := [
-                one for one, path in table_of(facts, stage.component).items() if _is_single(code, path)
-            ]:
+            inputs = {one: {*_inputs(code, path)} for one, path in table_of(facts, stage.component).items()}
+            # Those that need neither other answers to the prompt nor the values of a critic
+            if single := [one for one, some in inputs.items() if some and not {GROUP, "values"} & some]:
                 help = f"{help}, or use {listed(single, 'or')}"
             yield Diagnostic("MC455", message, size[1], seconds, help)
 
@@ -164,12 +149,6 @@ def table_of(facts: Facts, component: str) -> dict[str, str]:
     return entries_in(facts.code_of(component), table) if table else {}
 
 
-def _is_single(code: Sources, path: str) -> bool:
-    """Returns whether an advantage needs neither other answers to the prompt nor the values of a critic."""
-    inputs = _inputs(code, path)
-    return bool(inputs) and not {GROUP, "values"} & {*inputs}
-
-
 def _inputs(code: Sources, path: str) -> tuple[str, ...]:
     """Returns the required inputs of an advantage; none if they are unknown."""
     found = parameters_of(code, path)
@@ -200,60 +179,45 @@ REFERENCE = "ref_"
 ANSWER_HELP = "the answer is `response`, one text, for which the function returns one number"
 
 
-@dataclass(frozen=True)
-class Needed:
-    """The inputs that a loss, or its advantage, needs and does not receive."""
-
-    function: str
-    """The function, for messages: "loss `grpo`"."""
-    inputs: tuple[str, ...]
-    span: Span
-
-
-def inputs_are_given(facts: Facts) -> Iterator[Diagnostic]:
+def inputs_are_given(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The stages before an update return the columns that its loss needs."""
-    for stage in facts.recipe.pipeline.values():
-        component = stage.component
-        if stage.kind != "call" or not facts.declares(component).shipped.learns:
-            continue
-        found = facts.class_of(component)
-        if stage.method not in facts.trained_by(component) or found is None or found.overrides_shipped:
-            continue
-        columns = _inputs_of(facts, stage, frozenset())
-        if columns is not None:
-            yield from (_diagnostic(facts, stage, needed) for needed in _needed(facts, component, columns))
+    component, found = stage.component, facts.class_of(stage.component)
+    learns = stage.kind == "call" and facts.declares(component).shipped.learns
+    if (
+        not learns
+        or stage.method not in facts.trained_by(component)
+        or found is None
+        or found.overrides_shipped
+    ):
+        return
+    columns = _inputs_of(facts, stage, frozenset())
+    for function, inputs, span in _needed(facts, component, columns) if columns is not None else ():
+        message = f"`{stage.name}` does not receive {listed(inputs)}, which {function} of `{component}` needs"
+        seconds = (span.with_word(function.replace("`", "")),)
+        help = "; ".join(filter(None, dict.fromkeys(_help(facts, stage, name) for name in inputs)))
+        yield Diagnostic("MC461", message, facts.value("pipeline", stage.name, "in"), seconds, help)
 
 
-def rewards_are_computable(facts: Facts) -> Iterator[Diagnostic]:
+def rewards_are_computable(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The stages before a reward return the columns that its functions need."""
-    for stage in facts.recipe.pipeline.values():
-        component, found = stage.component, facts.class_of(stage.component)
-        choices = facts.declares(component).shipped.choices.items()
-        paths = [("args", argument) for argument, table in choices if table == REWARDS]
-        if not paths or stage.method != "score" or found is None or found.overrides_returns:
+    component, found = stage.component, facts.class_of(stage.component)
+    choices = facts.declares(component).shipped.choices.items()
+    paths = [("args", argument) for argument, table in choices if table == REWARDS]
+    if not paths or stage.method != "score" or found is None or found.overrides_returns:
+        return
+    columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
+    given = facts.node("components", component, *RENAMED)
+    renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
+    for name, span in (one for path in paths for one in given_names(facts, component, path)):
+        parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
+        if parameters is None or columns is None or not isinstance(renamed, dict):
             continue
-        columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
-        given = facts.node("components", component, *RENAMED)
-        renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
-        for name, span in (one for path in paths for one in given_names(facts, component, path)):
-            parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
-            if parameters is None or columns is None or not isinstance(renamed, dict):
-                continue
-            needed = [renamed.get(one, one) for one in parameters.required]
-            if missing := [one for one in needed if one not in columns]:
-                what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
-                kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
-                help = ANSWER_HELP if missing[0] in ANSWERS else kept
-                yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
-
-
-def _diagnostic(facts: Facts, stage: Stage, needed: Needed) -> Diagnostic:
-    needs = f"which {needed.function} of `{stage.component}` needs"
-    message = f"`{stage.name}` does not receive {listed(needed.inputs)}, {needs}"
-    seconds = (needed.span.with_word(needed.function.replace("`", "")),)
-    helps = dict.fromkeys(_help(facts, stage, name) for name in needed.inputs)
-    help = "; ".join(filter(None, helps))
-    return Diagnostic("MC461", message, facts.value("pipeline", stage.name, "in"), seconds, help)
+        needed = [renamed.get(one, one) for one in parameters.required]
+        if missing := [one for one in needed if one not in columns]:
+            what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
+            kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
+            help = ANSWER_HELP if missing[0] in ANSWERS else kept
+            yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
 
 
 def _help(facts: Facts, stage: Stage, column: str) -> str:
@@ -317,9 +281,12 @@ def _is_given(facts: Facts, component: str, path: KeyPath) -> bool | None:
 # Inputs
 
 
-def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[Needed]:
-    """Yields what the loss of a component and its advantage need and do not get from `columns`; nothing for a
-    loss that is unknown."""
+def _needed(
+    facts: Facts, component: str, columns: frozenset[str]
+) -> Iterator[tuple[str, tuple[str, ...], Span]]:
+    """Yields (function, inputs, place) for the loss of a component and its advantage, if they need inputs
+    that they do not get from `columns`; nothing for a loss that is unknown. A function is named as in
+    messages, "loss `grpo`"."""
     chosen = loss_of(facts, component)
     if chosen is None:
         return
@@ -327,14 +294,14 @@ def _needed(facts: Facts, component: str, columns: frozenset[str]) -> Iterator[N
     missing = _missing(facts, component, path, "loss_options", columns)
     estimated = tuple(name for name in missing if name in ESTIMATES)
     if others := tuple(name for name in missing if name not in estimated):
-        yield Needed(f"loss `{loss}`", others, span)
+        yield f"loss `{loss}`", others, span
     advantage = advantage_of(facts, component) if estimated else None
     if advantage is not None:
         name, path, at = advantage
         if missing := _missing(facts, component, path, "advantage_options", columns):
-            yield Needed(f"advantage `{name}`", missing, at)
+            yield f"advantage `{name}`", missing, at
     elif estimated and value_of(facts, component, "advantage") is not None:
-        yield Needed(f"loss `{loss}`", estimated, span)
+        yield f"loss `{loss}`", estimated, span
 
 
 def _missing(
@@ -351,7 +318,8 @@ def _missing(
 
 
 def _switched_on(facts: Facts, component: str, parameters: Parameters, options: str) -> Iterator[str]:
-    """Yields the optional inputs that options require."""
+    """Yields the optional inputs that options require: those with an option of certain values, or where none
+    are stated, of another number than 0."""
     given: dict[str, Any] = {}
     if facts.node("components", component, "args", options) is not None:
         node = facts.argument(component, ("args", options))
@@ -362,14 +330,11 @@ def _switched_on(facts: Facts, component: str, parameters: Parameters, options: 
     chosen = {**parameters.options, **given}
     for name in parameters.optional:
         needs = switches.get(name, {}) if isinstance(switches, Mapping) else {}
-        if any(_is_on(chosen.get(option), values) for option, values in needs.items()):
-            yield name
-
-
-def _is_on(value: Any, values: tuple[str, ...]) -> bool:
-    """Returns whether an option has one of `values`; without `values`, whether it is a number other than
-    0."""
-    return value in values if values else isinstance(value, (int, float)) and value != 0
+        for option, values in needs.items():
+            value = chosen.get(option)
+            if value in values if values else isinstance(value, (int, float)) and value != 0:
+                yield name
+                break
 
 
 def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
@@ -387,43 +352,34 @@ def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str
     return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
 
 
-def columns_come_once(facts: Facts) -> Iterator[Diagnostic]:
+def columns_come_once(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """No stage of a list has all columns of another one, because its class declares that it keeps them."""
-    for stage in facts.recipe.pipeline.values():
-        lists = [given.stages for given in stage.inputs if len(given.stages) > 1]
-        for one, other in (pair for names in lists for pair in permutations(names, 2)):
-            source = facts.recipe.pipeline.get(other)
-            returned = facts.declares(source.component).returns.get(source.method) if source else None
-            if source and returned and returned.keeps_inputs and one in source.takes:
-                message = f"`{stage.name}` receives the columns of `{one}` twice: `{other}` returns them, too"
-                span = facts.value("pipeline", stage.name, "in")
-                yield Diagnostic("MC588", message, span, help=f"take `{other}` without `{one}`")
+    lists = [given.stages for given in stage.inputs if len(given.stages) > 1]
+    for one, other in (pair for names in lists for pair in permutations(names, 2)):
+        source = facts.recipe.pipeline.get(other)
+        returned = facts.declares(source.component).returns.get(source.method) if source else None
+        if source and returned and returned.keeps_inputs and one in source.takes:
+            message = f"`{stage.name}` receives the columns of `{one}` twice: `{other}` returns them, too"
+            span = facts.value("pipeline", stage.name, "in")
+            yield Diagnostic("MC588", message, span, help=f"take `{other}` without `{one}`")
 
 
-def options_exist(facts: Facts) -> Iterator[Diagnostic]:
+def options_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The functions of the loss and of its advantage have the options that the recipe sets."""
-    for component in facts.recipe.components:
-        if loss := loss_of(facts, component):
-            yield from _checked(facts, component, "loss", loss[:2], "loss_options")
-        if advantage := advantage_of(facts, component):
-            yield from _checked(facts, component, "advantage", advantage[:2], "advantage_options")
-
-
-def _checked(
-    facts: Facts, component: str, kind: str, function: tuple[str, str], options: str
-) -> Iterator[Diagnostic]:
-    """Checks the options of a function, given as (its name, its dotted path)."""
-    name, path = function
-    given = facts.argument(component, ("args", options))
-    parameters = parameters_of(facts.code_of(component), path)
-    if given is None or not given.is_mapping or parameters is None:
-        return
-    known = parameters.keywords
-    for option, value in given.items():
-        if option not in known:
-            message = f"{kind} `{name}` of `{component}` has no option `{option}`"
-            help = did_you_mean(option, known) if known else "it has no options"
-            span = value.key or value.span
-            yield Diagnostic("MC465", message, span, help=help, fixes=renamed(span, option, known))
-        elif (hint := parameters.hints.get(option)) and not value.from_environment:
-            yield from wrong_type(value, hint, f"`{option}` of {kind} `{name}`")
+    for kind, function in (("loss", loss_of), ("advantage", advantage_of)):
+        chosen, given = (
+            function(facts, component.name),
+            facts.argument(component.name, ("args", f"{kind}_options")),
+        )
+        parameters = parameters_of(facts.code_of(component.name), chosen[1]) if chosen else None
+        if chosen is None or given is None or not given.is_mapping or parameters is None:
+            continue
+        known, what = parameters.keywords, f"{kind} `{chosen[0]}`"
+        for option, value in given.items():
+            if option not in known:
+                message = f"{what} of `{component.name}` has no option `{option}`"
+                help = did_you_mean(option, known) if known else "it has no options"
+                span = value.key or value.span
+                yield Diagnostic("MC465", message, span, help=help, fixes=renamed(span, option, known))
+            elif (hint := parameters.hints.get(option)) and not value.from_environment:
+                yield from wrong_type(value, hint, f"`{option}` of {what}")

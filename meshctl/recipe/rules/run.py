@@ -10,87 +10,80 @@ from meshctl.package import install_command, installed_version
 from meshctl.recipe.code.classes import NoClass, NotFound
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Stage, stage_path
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import Facts, Metric
 from meshctl.recipe.tracker_fields import EXTRA, LIBRARIES
 from meshctl.run.settings import Track
 from meshctl.text.english import counted, did_you_mean, listed, nearest
 
 
-def metric_exists(facts: Facts) -> Iterator[Diagnostic]:
+def metric_exists(facts: Facts, metric: Metric) -> Iterator[Diagnostic]:
     """A metric is STAGE.NAME, where the stage exists and returns numbers."""
-    for _, metric, span in facts.named_metrics():
-        (name, rest), dot = facts.recipe.metric(metric), "." in metric
-        if name in facts.recipe.blocks:
-            help = did_you_mean("", facts.recipe.blocks[name].stages)
-            message = f"`{metric}` is a block; its metrics are named {name}.STAGE.NAME"
-            yield Diagnostic("MC560", message, span, help=help, missing=True)
-        stage = facts.recipe.pipeline.get(name)
-        if stage is None:
-            continue
-        if not rest:
-            message = f"`{metric}` is {'not a metric' if dot else 'a stage'}; metrics are named STAGE.NAME"
-            options = [f"{name}.{option}" for option in _metrics_of(facts, name)]
-            help = did_you_mean("", options) or f"write {name}.NAME"
-            yield Diagnostic("MC560", message, span, help=help, missing=True)
-        elif stage.kind == "sync" and not _may_log(facts, stage):
-            message = f"`{metric}` is not a metric: `{name}` is a sync"
+    name, text, span = metric.stage, metric.text, metric.span
+    if name in facts.recipe.blocks:
+        help = did_you_mean("", facts.recipe.blocks[name].stages)
+        message = f"`{text}` is a block; its metrics are named {name}.STAGE.NAME"
+        yield Diagnostic("MC560", message, span, help=help, missing=True)
+    stage = facts.recipe.pipeline.get(name)
+    if stage is not None and not metric.name:
+        message = f"`{text}` is {'not a metric' if '.' in text else 'a stage'}; metrics are named STAGE.NAME"
+        options = [f"{name}.{option}" for option in _metrics_of(facts, name)]
+        help = did_you_mean("", options) or f"write {name}.NAME"
+        yield Diagnostic("MC560", message, span, help=help, missing=True)
+    elif stage is not None and stage.kind == "sync":
+        found = [facts.class_of(one) for one in (stage.component, stage.to)]
+        if all(one is not None and one.is_complete and not one.logs for one in found):
+            message = f"`{text}` is not a metric: `{name}` is a sync"
             seconds = (facts.key("pipeline", name).with_word("a sync has no metrics"),)
             yield Diagnostic("MC560", message, span, seconds, missing=True)
 
 
-def metric_is_known(facts: Facts) -> Iterator[Diagnostic]:
+def metric_is_known(facts: Facts, metric: Metric) -> Iterator[Diagnostic]:
     """The name of a metric is not a misspelling of one in the stage's source. Other unknown names may
     exist."""
-    for _, metric, span in facts.named_metrics():
-        stage, name = facts.recipe.metric(metric)
-        options = _metrics_of(facts, stage)
-        if not name or name in options:
-            continue
-        if near := nearest(name, options):
-            message = f"metric `{name}` was not found in the code of stage `{stage}`"
-            fixes = renamed(span, name, options, before=f"{stage}.")
-            help = f"did you mean `{stage}.{near}`?"
-            yield Diagnostic("MC562", message, span, help=help, severity="warning", fixes=fixes)
+    stage, name, options = metric.stage, metric.name, _metrics_of(facts, metric.stage)
+    if name and name not in options and (near := nearest(name, options)):
+        message = f"metric `{name}` was not found in the code of stage `{stage}`"
+        fixes = renamed(metric.span, name, options, before=f"{stage}.")
+        help = f"did you mean `{stage}.{near}`?"
+        yield Diagnostic("MC562", message, metric.span, help=help, severity="warning", fixes=fixes)
 
 
-def metric_can_have_values(facts: Facts) -> Iterator[Diagnostic]:
+def metric_can_have_values(facts: Facts, metric: Metric) -> Iterator[Diagnostic]:
     """A metric that ends the run or ranks checkpoints belongs to a stage that has metrics. A stage that
     returns a batch has only those that its class logs."""
-    for key, metric, span in facts.named_metrics():
-        name, rest = facts.recipe.metric(metric)
-        stage = facts.recipe.pipeline.get(name)
-        found = facts.class_of(stage.component) if stage else None
-        endpoint = facts.known_endpoint(stage) if stage else None
-        if key == "run.show" or not rest or found is None or not found.is_complete or endpoint is None:
-            continue
-        returned = endpoint.signature.returns
-        if returned is not None and returned.is_without_numbers and not found.logs:
-            call = facts.value(*stage_path(name), "call")
-            seconds = (call.with_word(f"it returns {returned.described} and logs nothing"),)
-            message = f"stage `{name}` has no metrics, so `{metric}` never has a value"
-            help = "name a metric of another stage, or report it with `self.log`"
-            yield Diagnostic("MC567", message, span, seconds, help)
+    stage = facts.recipe.pipeline.get(metric.stage)
+    found, endpoint = (
+        (facts.class_of(stage.component), facts.known_endpoint(stage)) if stage else (None, None)
+    )
+    returned = endpoint.signature.returns if endpoint else None
+    if metric.key == "run.show" or not metric.name or found is None or not found.is_complete or found.logs:
+        return
+    if returned is not None and returned.is_without_numbers:
+        call = facts.value(*stage_path(metric.stage), "call")
+        seconds = (call.with_word(f"it returns {returned.described} and logs nothing"),)
+        message = f"stage `{metric.stage}` has no metrics, so `{metric.text}` never has a value"
+        help = "name a metric of another stage, or report it with `self.log`"
+        yield Diagnostic("MC567", message, metric.span, seconds, help)
 
 
-def metric_is_often_enough(facts: Facts) -> Iterator[Diagnostic]:
+def metric_is_often_enough(facts: Facts, metric: Metric) -> Iterator[Diagnostic]:
     """A metric that ends the run has more values in the run than `patience`."""
-    run = facts.recipe.run
-    for key, metric, span in facts.named_metrics():
-        name = facts.recipe.metric(metric)[0]
-        stage = facts.recipe.pipeline.get(name)
-        is_valid = facts.is_valid("run", "stop", "patience") and facts.is_valid("run", "steps")
-        if key != "run.stop.on" or run.stop is None or stage is None or not is_valid:
-            continue
-        values = _values_in_run(facts, stage)
-        if values is None or values > run.stop.patience:
-            continue
-        count, needed = counted(values, "value"), run.stop.patience + 1
-        message = f"`{metric}` has {count} in the run, and `run.stop` needs {needed} to end it"
-        where = stage_path(stage.block or name)
-        word = "when" if stage.when else "every"
-        seconds = (facts.value(*where, word).with_word(f"`{name}` runs {_times(stage)}"),)
-        help = "name a metric of a stage that runs more often, or leave out `run.stop`"
-        yield Diagnostic("MC568", message, span, seconds, help, severity="warning")
+    run, stage = facts.recipe.run, facts.recipe.pipeline.get(metric.stage)
+    is_valid = facts.is_valid("run", "stop", "patience") and facts.is_valid("run", "steps")
+    if metric.key != "run.stop.on" or run.stop is None or stage is None or not is_valid:
+        return
+    values = _values_in_run(facts, stage)
+    if values is None or values > run.stop.patience:
+        return
+    count, needed = counted(values, "value"), run.stop.patience + 1
+    message = f"`{metric.text}` has {count} in the run, and `run.stop` needs {needed} to end it"
+    word, times = (
+        ("when", f"once, at the {stage.when}") if stage.when else ("every", f"every {stage.every} steps")
+    )
+    where = facts.value(*stage_path(stage.block or stage.name), word)
+    seconds = (where.with_word(f"`{stage.name}` runs {times}"),)
+    help = "name a metric of a stage that runs more often, or leave out `run.stop`"
+    yield Diagnostic("MC568", message, metric.span, seconds, help, severity="warning")
 
 
 def _values_in_run(facts: Facts, stage: Stage) -> int | None:
@@ -102,16 +95,6 @@ def _values_in_run(facts: Facts, stage: Stage) -> int | None:
         return 1 if stage.when in ("start", "end") else None
     steps = facts.recipe.run.steps
     return steps // stage.every if steps and stage.every > 1 else None
-
-
-def _times(stage: Stage) -> str:
-    return f"once, at the {stage.when}" if stage.when else f"every {stage.every} steps"
-
-
-def _may_log(facts: Facts, stage: Stage) -> bool:
-    """Returns whether a method of a sync may call `self.log`."""
-    found = [facts.class_of(name) for name in (stage.component, stage.to)]
-    return any(one is None or not one.is_complete or one.logs for one in found)
 
 
 def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
@@ -171,30 +154,30 @@ def trace_is_in_the_run(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC569", message, span, seconds, help, severity="warning")
 
 
-def trackers_are_installed(facts: Facts) -> Iterator[Diagnostic]:
+def trackers_are_installed(facts: Facts, track: Track) -> Iterator[Diagnostic]:
     """The library of each tracker is installed. Another machine may launch the recipe."""
-    for track in facts.recipe.run.track:
-        if (library := LIBRARIES.get(track.name)) and not installed_version(library):
-            message = f"`{track.name}` needs `{library}`, which is not installed here"
-            yield Diagnostic(
-                "MC442", message, _span(facts, track), help=install_command(EXTRA), severity="note"
-            )
+    if (library := LIBRARIES.get(track.name)) and not installed_version(library):
+        message, help = (
+            f"`{track.name}` needs `{library}`, which is not installed here",
+            install_command(EXTRA),
+        )
+        yield Diagnostic("MC442", message, _span(facts, track), help=help, severity="note")
 
 
-def tracker_exists(facts: Facts) -> Iterator[Diagnostic]:
+def tracker_exists(facts: Facts, track: Track) -> Iterator[Diagnostic]:
     """A tracker of the user is a class that can be imported."""
-    for track in facts.recipe.run.track:
-        module, colon, name = track.name.partition(":")
-        found = facts.code.find(f"{module}.{name}") if colon else None
-        if isinstance(found, NotFound):
-            is_there = found.has_module
-            message = (
-                f"module `{module}` has no `{name}`" if is_there else f"module `{found.module}` was not found"
-            )
-            help = did_you_mean(name, found.names) if found.names else f"searched in {listed(facts.code.own)}"
-            yield Diagnostic("MC580", message, _span(facts, track), help=help)
-        elif isinstance(found, NoClass):
-            yield Diagnostic("MC580", f"`{track.name}` is {found.what}, not a class", _span(facts, track))
+    module, colon, name = track.name.partition(":")
+    found, help = facts.code.find(f"{module}.{name}") if colon else None, ""
+    if isinstance(found, NotFound):
+        message = f"module `{found.module}` was not found"
+        if found.has_module:
+            message = f"module `{module}` has no `{name}`"
+        help = did_you_mean(name, found.names) if found.names else f"searched in {listed(facts.code.own)}"
+    elif isinstance(found, NoClass):
+        message = f"`{track.name}` is {found.what}, not a class"
+    else:
+        return
+    yield Diagnostic("MC580", message, _span(facts, track), help=help)
 
 
 def _span(facts: Facts, track: Track) -> Span:

@@ -12,26 +12,25 @@ from collections.abc import Collection, Iterator
 from math import lcm
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Class
-from meshctl.recipe.model import Stage
+from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.stages import Times
 from meshctl.run.settings import Run, bounding_sources
 from meshctl.text.english import counted, listed
 
 
-def stage_runs(facts: Facts) -> Iterator[Diagnostic]:
+def stage_runs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """Every stage runs in some step. If an input never runs, only the input is reported."""
-    for name, stage in facts.recipe.pipeline.items():
-        if not _is_known(facts, stage):
-            continue
-        why = _why_never(facts, facts.times[name])
-        if why and not any(_why_never(facts, facts.times[other]) for other in stage.takes):
-            message, help = f"stage `{name}` never runs: {why}", "change `when` or `every`"
-            inputs = tuple(_timing_of(facts, name) for name in stage.takes)
-            yield Diagnostic("MC544", message, _timing(facts, stage), inputs, help)
-        elif not why and facts.is_valid("run"):
-            yield from _runs_within_steps(facts, stage)
+    name = stage.name
+    if not _is_known(facts, stage):
+        return
+    why = _why_never(facts, facts.times[name])
+    if why and not any(_why_never(facts, facts.times[other]) for other in stage.takes):
+        message, help = f"stage `{name}` never runs: {why}", "change `when` or `every`"
+        inputs = tuple(_timing_of(facts, name) for name in stage.takes)
+        yield Diagnostic("MC544", message, _timing_of(facts, name).with_word(""), inputs, help)
+    elif not why and facts.is_valid("run"):
+        yield from _runs_within_steps(facts, stage)
 
 
 def _why_never(facts: Facts, times: Times) -> str:
@@ -60,7 +59,8 @@ def _runs_within_steps(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     message = f"stage `{stage.name}` does not run in {counted(steps, 'step')}: {why}"
     if stage.kind == "sync":
         message = f"`{stage.name}` sends weights only at the start: {why}"
-    yield Diagnostic("MC545", message, _timing(facts, stage), seconds, severity="warning")
+    span = _timing_of(facts, stage.name).with_word("")
+    yield Diagnostic("MC545", message, span, seconds, severity="warning")
 
 
 def _why_not_within(times: Times, run: Run) -> str:
@@ -89,57 +89,49 @@ def _is_known(facts: Facts, stage: Stage) -> bool:
     return is_valid and all(other in facts.recipe.pipeline for other in stage.takes)
 
 
-def _timing(facts: Facts, stage: Stage) -> Span:
+def _timing_of(facts: Facts, name: str) -> Span:
     """Returns the span of the key that determines a stage's times: `when` or `every`, otherwise its
     inputs."""
-    for key in ("when", "every", "in"):
-        if facts.is_named("pipeline", stage.name, key):
-            return facts.value("pipeline", stage.name, key)
-    return facts.key("pipeline", stage.name)
+    keys = [key for key in ("when", "every", "in") if facts.is_named("pipeline", name, key)]
+    span = facts.value("pipeline", name, keys[0]) if keys else facts.key("pipeline", name)
+    return span.with_word(f"`{name}` runs {facts.times[name]}")
 
 
-def _timing_of(facts: Facts, name: str) -> Span:
-    return _timing(facts, facts.recipe.pipeline[name]).with_word(f"`{name}` runs {facts.times[name]}")
-
-
-def every_is_kept(facts: Facts) -> Iterator[Diagnostic]:
+def every_is_kept(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A stage with `every` runs that often: no input runs less often, and there is no `when`."""
-    for name, stage in facts.recipe.pipeline.items():
-        if not _is_known(facts, stage) or not facts.is_named("pipeline", name, "every"):
-            continue
-        span = facts.value("pipeline", name, "every")
-        if stage.when:
-            if stage.every > 1:
-                when = facts.value("pipeline", name, "when").with_word("`when` decides when it runs")
-                message = "`every` has no effect beside `when`"
-                yield Diagnostic("MC549", message, span, (when,), "keep one of them", "warning")
-            continue
-        slower = [other for other in stage.takes if _is_slower(facts.times[other], stage.every)]
-        if slower and not facts.times[name].at:
-            period, seconds = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
-            stated = f"stage `{name}` has `every: {stage.every}`"
-            message = f"{stated} but runs every {period} steps, when {listed(slower)} runs"
-            yield Diagnostic("MC548", message, span, seconds, f"write {period}, or remove it", "warning")
+    name = stage.name
+    if not _is_known(facts, stage) or not facts.is_named("pipeline", name, "every"):
+        return
+    span = facts.value("pipeline", name, "every")
+    if stage.when:
+        if stage.every > 1:
+            when = facts.value("pipeline", name, "when").with_word("`when` decides when it runs")
+            message = "`every` has no effect beside `when`"
+            yield Diagnostic("MC549", message, span, (when,), "keep one of them", "warning")
+        return
+    times = {other: facts.times[other] for other in stage.takes}
+    slower = [other for other, one in times.items() if not one.at and stage.every % one.period]
+    if slower and not facts.times[name].at:
+        period, seconds = facts.times[name].period, tuple(_timing_of(facts, other) for other in slower)
+        stated = f"stage `{name}` has `every: {stage.every}`"
+        message = f"{stated} but runs every {period} steps, when {listed(slower)} runs"
+        yield Diagnostic("MC548", message, span, seconds, f"write {period}, or remove it", "warning")
 
 
-def inputs_meet(facts: Facts) -> Iterator[Diagnostic]:
+def inputs_meet(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The inputs of a stage often run in the same steps. Inputs with `every: 2` and `every: 3` do so only
     every 6 steps."""
-    for name, stage in facts.recipe.pipeline.items():
-        if not _is_known(facts, stage) or facts.is_named("pipeline", name, "every") or stage.when:
-            continue
-        periods = {other: facts.times[other].period for other in stage.takes if not facts.times[other].at}
-        own = facts.times[name].period
-        if periods and own > max(periods.values()):
-            each = ", ".join(f"`{other}` every {period}" for other, period in periods.items() if period > 1)
-            message = f"stage `{name}` runs every {own} steps, when all its inputs run ({each})"
-            seconds = tuple(_timing_of(facts, other) for other, period in periods.items() if period > 1)
-            help = f"give the inputs the same `every`, or write `every: {own}` here"
-            yield Diagnostic("MC548", message, facts.value("pipeline", name, "in"), seconds, help, "warning")
-
-
-def _is_slower(times: Times, every: int) -> bool:
-    return not times.at and every % times.period != 0
+    name = stage.name
+    if not _is_known(facts, stage) or facts.is_named("pipeline", name, "every") or stage.when:
+        return
+    periods = {other: facts.times[other].period for other in stage.takes if not facts.times[other].at}
+    own = facts.times[name].period
+    if periods and own > max(periods.values()):
+        each = ", ".join(f"`{other}` every {period}" for other, period in periods.items() if period > 1)
+        message = f"stage `{name}` runs every {own} steps, when all its inputs run ({each})"
+        seconds = tuple(_timing_of(facts, other) for other, period in periods.items() if period > 1)
+        help = f"give the inputs the same `every`, or write `every: {own}` here"
+        yield Diagnostic("MC548", message, facts.value("pipeline", name, "in"), seconds, help, "warning")
 
 
 def checkpoints_before_end(facts: Facts) -> Iterator[Diagnostic]:
@@ -170,52 +162,51 @@ def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
     first."""
     first: dict[tuple[str, str], Stage] = {}
     for name, stage in facts.recipe.pipeline.items():
-        if stage.kind != "sync" or not stage.to or not facts.is_valid("pipeline", name, "to"):
-            continue
-        other = first.setdefault((stage.to, stage.to_method), stage)
-        if other is stage:
-            continue
-        loads = f"`{other.name}` also loads them, from `{other.component}`"
-        seconds = (facts.value("pipeline", other.name, "to").with_word(loads),)
-        syncs = f"syncs `{other.name}` and `{name}`"
-        message = f"{syncs} both load the weights of `{stage.to}`; the second overwrites the first"
-        span = facts.value("pipeline", name, "to")
-        yield Diagnostic("MC554", message, span, seconds, "keep one of them")
+        is_known = stage.kind == "sync" and stage.to and facts.is_valid("pipeline", name, "to")
+        if is_known and (other := first.setdefault((stage.to, stage.to_method), stage)) is not stage:
+            loads = f"`{other.name}` also loads them, from `{other.component}`"
+            seconds = (facts.value("pipeline", other.name, "to").with_word(loads),)
+            syncs = f"syncs `{other.name}` and `{name}`"
+            message = f"{syncs} both load the weights of `{stage.to}`; the second overwrites the first"
+            yield Diagnostic(
+                "MC554", message, facts.value("pipeline", name, "to"), seconds, "keep one of them"
+            )
 
 
-def weights_arrive(facts: Facts) -> Iterator[Diagnostic]:
+def weights_arrive(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """Synced weights are loaded before the run ends: `lag` steps after they were sent, or at a checkpoint."""
-    run = facts.recipe.run
-    for name, stage in facts.recipe.pipeline.items():
-        is_known = facts.is_valid("pipeline", name) and facts.is_valid("run")
-        if stage.kind != "sync" or stage.when or not is_known:
-            continue
-        saves_every = run.checkpoint.every if run.checkpoint else 0
-        next_checkpoint = saves_every * -(-stage.every // saves_every) if saves_every else run.steps
-        is_in_time = stage.every + stage.lag <= run.steps or next_checkpoint < run.steps
-        if stage.every <= run.steps and not is_in_time:
-            seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
-            late = f"what `{name}` sends arrives {counted(stage.lag, 'step')} later"
-            message = f"`{stage.to}` never receives new weights: {late}"
-            span = facts.value("pipeline", name, "max_staleness")
-            yield Diagnostic("MC555", message, span, seconds, severity="warning")
+    run, name = facts.recipe.run, stage.name
+    if (
+        stage.kind != "sync"
+        or stage.when
+        or not facts.is_valid("pipeline", name)
+        or not facts.is_valid("run")
+    ):
+        return
+    saves_every = run.checkpoint.every if run.checkpoint else 0
+    next_checkpoint = saves_every * -(-stage.every // saves_every) if saves_every else run.steps
+    is_in_time = stage.every + stage.lag <= run.steps or next_checkpoint < run.steps
+    if stage.every <= run.steps and not is_in_time:
+        seconds = (facts.value("run", "steps").with_word(f"the run has {counted(run.steps, 'step')}"),)
+        late = f"what `{name}` sends arrives {counted(stage.lag, 'step')} later"
+        message = f"`{stage.to}` never receives new weights: {late}"
+        span = facts.value("pipeline", name, "max_staleness")
+        yield Diagnostic("MC555", message, span, seconds, severity="warning")
 
 
-def counted_calls_are_within_run(facts: Facts) -> Iterator[Diagnostic]:
+def counted_calls_are_within_run(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The run has as many calls of endpoints as an argument counts, such as the updates of a warm-up."""
-    for name in facts.recipe.components if facts.recipe.run.steps and facts.is_valid("run") else ():
-        shipped = facts.declares(name).shipped
-        for argument, endpoints in shipped.calls.items():
-            node, calls = facts.argument(name, ("args", *argument.split("."))), _calls(facts, name, endpoints)
-            if node is None or not isinstance(node.value, (int, float)) or not calls:
-                continue
-            if calls <= node.value if argument in shipped.covers else calls >= node.value:
-                continue
-            seconds = (facts.value("run", "steps").with_word(counted(facts.recipe.run.steps, "step")),)
+    name, steps, shipped = component.name, facts.recipe.run.steps, facts.declares(component.name).shipped
+    for argument, endpoints in shipped.calls.items() if steps and facts.is_valid("run") else ():
+        node, calls = facts.argument(name, ("args", *argument.split("."))), _calls(facts, name, endpoints)
+        if node is None or not isinstance(node.value, (int, float)) or not calls:
+            continue
+        covers = argument in shipped.covers
+        if calls > node.value if covers else calls < node.value:
+            seconds = (facts.value("run", "steps").with_word(counted(steps, "step")),)
             called = listed([f"{name}.{method}" for method in endpoints], "or")
             message = f"`{argument}` is {node.value}, but the run calls {called} {calls} times"
-            code = "MC474" if argument in shipped.covers else "MC581"
-            yield Diagnostic(code, message, node.span, seconds, severity="warning")
+            yield Diagnostic("MC474" if covers else "MC581", message, node.span, seconds, severity="warning")
 
 
 def _calls(facts: Facts, component: str, endpoints: Collection[str]) -> int:
@@ -285,20 +276,18 @@ def bounds_are_stated(facts: Facts) -> Iterator[Diagnostic]:
     yield Diagnostic("MC564", message, span, tuple(seconds), help, severity="note")
 
 
-def ends_run_is_a_sources(facts: Facts) -> Iterator[Diagnostic]:
+def ends_run_is_a_sources(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """Only sources state `ends_run`, and only sources that are called in steps state `ends_run: true`."""
-    for name, stage in facts.recipe.pipeline.items():
-        if stage.ends_run is None or not facts.is_valid("pipeline", name):
-            continue
-        span = facts.value("pipeline", name, "ends_run")
-        if not stage.is_source:
-            message = f"stage `{name}` is not a source: only the data of a source can end the run"
-            seconds = (facts.value("pipeline", name, "in"),)
-            yield Diagnostic("MC565", message, span, seconds, "write it in the source")
-        elif stage.when and stage.ends_run:
-            message = f"source `{name}` is called at the {stage.when} only: its data cannot end the run"
-            seconds = (facts.value("pipeline", name, "when"),)
-            yield Diagnostic("MC565", message, span, seconds, "remove it")
+    name = stage.name
+    message, key, help = "", "when", "remove it"
+    if not stage.is_source:
+        message = f"stage `{name}` is not a source: only the data of a source can end the run"
+        key, help = "in", "write it in the source"
+    elif stage.when and stage.ends_run:
+        message = f"source `{name}` is called at the {stage.when} only: its data cannot end the run"
+    if message and stage.ends_run is not None and facts.is_valid("pipeline", name):
+        span, seconds = facts.value("pipeline", name, "ends_run"), (facts.value("pipeline", name, key),)
+        yield Diagnostic("MC565", message, span, seconds, help)
 
 
 def _are_known(facts: Facts) -> bool:
@@ -326,10 +315,9 @@ def _bounding(facts: Facts) -> list[Stage]:
 
 def _has_length(facts: Facts, stage: Stage) -> bool | None:
     """Returns whether a source has `__len__`; None if its class cannot be read."""
-    found = facts.classes.get(stage.component)
-    if not isinstance(found, Class) or not found.is_complete or found.is_component is not True:
-        return None
-    return "__len__" in found.methods
+    found = facts.class_of(stage.component)
+    is_known = found and found.is_complete and found.is_component
+    return "__len__" in found.methods if found and is_known else None
 
 
 def _is_endless(facts: Facts, stage: Stage) -> bool:
@@ -339,6 +327,5 @@ def _is_endless(facts: Facts, stage: Stage) -> bool:
     if endpoint is None or _has_length(facts, stage) is not False:
         return False
     returned, taken = endpoint.signature.returns, endpoint.signature.hints.get(endpoint.signature.first)
-    if taken is not None and taken.is_batch:
-        return False  # not a valid source, which another rule reports
-    return returned is not None and returned.kinds == {"batch"}
+    takes_batch = taken is not None and taken.is_batch  # not a valid source, which another rule reports
+    return returned is not None and returned.kinds == {"batch"} and not takes_batch
