@@ -133,7 +133,6 @@ def _snapshots(folder: Path) -> Iterator[Path]:
 
 
 def _latest(folder: Path) -> str:
-    """Returns the commit of the latest download; empty if it is unknown."""
     try:
         with open(folder / "refs" / "main", "rb") as file:
             text = file.read(MAX_REF_BYTES).decode().strip()

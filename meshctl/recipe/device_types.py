@@ -128,7 +128,6 @@ class DevicesOfPool(DeviceCounts):
 
 
 def _by_type(counts: Schema) -> Schema:
-    """Returns the schema of counts, or of a mapping of device types to counts."""
     device_types = any_case((*ACCELERATORS, *DEVICE_ALIASES))
     by_type = {"patternProperties": {device_types: counts}, "additionalProperties": False, "minProperties": 1}
     return {**counts, "type": [*counts["type"], "object"], **by_type}

@@ -109,7 +109,7 @@ def _checked(
     """Corrects, resolves, reads and checks a composed recipe. `stem` is the name of its file without the
     suffix."""
     # Imported here, because an unreadable file is refused without the rules.
-    from meshctl.recipe.code.group_code import group_code
+    from meshctl.recipe.code.classes import group_code
     from meshctl.recipe.mistakes import correct
     from meshctl.recipe.rules import Facts, check
 
@@ -145,7 +145,6 @@ def _reported(report: Report, tree: Node | None, secrets: Secrets) -> Report:
 
 
 def _as_plan(composed: Composed) -> Diagnostic | None:
-    """Returns a diagnostic if the file is a plan, which is not a recipe."""
     name, lines = next(iter(composed.sources), ("", ()))
     if not PLAN.match("\n".join(lines[:4])):
         return None

@@ -259,7 +259,6 @@ def _rollouts(choice: Choice) -> str:
 
 
 def _shipped(name: str) -> str:
-    """Returns the text of a template of the folder `components/starters/`."""
     return (PACKAGE_DIR / "components" / "starters" / name).read_text(encoding="utf-8")
 
 

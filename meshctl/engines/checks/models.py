@@ -31,10 +31,9 @@ from meshctl.hub_cache import (
 )
 from meshctl.package import SHIPPED_TOKENIZERS, install_command, missing_libraries, outdated_libraries
 from meshctl.plan.model import Component, Plan
-from meshctl.recipe.code.classes import Class
+from meshctl.recipe.code.classes import Class, group_code
 from meshctl.recipe.code.declarations import Declarations, KeyPath
 from meshctl.recipe.code.files import find
-from meshctl.recipe.code.group_code import group_code
 from meshctl.recipe.code.tables import extras_of as extras_of_component
 from meshctl.text.env_refs import Unset, filled
 

@@ -276,7 +276,6 @@ class _Sizes:
         raise UnknownBytes(f"its config has no `{KEYS[size]}`")
 
     def _stated(self, key: str) -> int:
-        """Returns a positive integer of the config; 0 if there is none."""
         value = self.config.get(key)
         return value if type(value) is int and value > 0 else 0
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshctl.argument_limits import NO_FACTS, Shipped
 from meshctl.dataclass import dataclass
@@ -34,7 +34,10 @@ from meshctl.recipe.code.modules import (
     statements,
 )
 from meshctl.recipe.code.signatures import Signature, signature
-from meshctl.recipe.code.user_modes import mode_text
+from meshctl.recipe.code.tables import mode_text
+
+if TYPE_CHECKING:
+    from meshctl.recipe.code.interpreters import Interpreter
 
 WORDS = ("dispatch", "collect", "execute")
 """The parameters of the `endpoint` decorator that name modes."""
@@ -188,31 +191,33 @@ class Code(Sources):
         ends = {found for found in line if isinstance(found, str)}
         unknown = ends - COMPONENTS - PLAIN_BASES
         libraries = sorted(end for end in unknown if self.is_library(end))
-        members = _members(classes)
-        methods = {name: (owner, item) for name, (owner, item) in members.items() if _is_method(item)}
+        # Nearer members override farther ones.
+        bodies = [(owner, item) for owner, one in reversed(classes) for item in statements(one.body)]
+        members: Members = {name: (owner, item) for owner, item in bodies for name in bound_names(item)}
+        methods = {
+            name
+            for name, (_, item) in members.items()
+            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
+        }
         functions = {
             name: (owner, item)
-            for name, (owner, item) in methods.items()
+            for name, (owner, item) in members.items()
             if isinstance(item, ast.FunctionDef)
         }
         metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
         is_component: bool | None = bool(ends & COMPONENTS)
         if not is_component and unknown.difference(libraries):
             is_component = None
-        inherited = {"setup", "close"} if is_component else set()
         is_constructor_known = not unknown or "__init__" in functions
-        is_abstract = "abc.ABC" in ends
         return Class(
             target=target,
             file=str(module.file),
             is_component=is_component,
             endpoints=self._endpoints(functions, metrics),
-            methods=frozenset(members) | inherited,
+            methods=frozenset(members) | ({"setup", "close"} if is_component else set()),
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
-            abstract_methods=tuple(
-                name for name, (_, item) in functions.items() if is_abstract and _is_abstract(item)
-            ),
+            abstract_methods=tuple(_abstract(functions)) if "abc.ABC" in ends else (),
             async_methods=frozenset(methods) - frozenset(functions),
             assigned_members=frozenset(members) - frozenset(methods),
             logs=any(one.may_log for one in metrics.values()),
@@ -297,38 +302,25 @@ class Code(Sources):
         return signature(method, partial(self.meaning, module))
 
 
-def _members(classes: list[tuple[Module, ast.ClassDef]]) -> Members:
-    """Returns the members of a class and its base classes, nearest first. Nearer members override farther
-    ones."""
-    members: Members = {}
-    for owner, node in classes:
-        own = {name: (owner, item) for item in statements(node.body) for name in bound_names(item)}
-        members = {**own, **members}
-    return members
-
-
 def _declared(
     classes: list[tuple[Module, ast.ClassDef]],
     members: Members,
     functions: Mapping[str, tuple[Module, ast.FunctionDef]],
 ) -> Declarations:
     """Returns the declarations of a class, and the facts about the nearest ready-made one."""
-    own = {name for name, (owner, _) in members.items() if not _is_shipped(owner)}
+    own = {name for name, (owner, _) in members.items() if not owner.name.startswith("meshctl.")}
     shipped = next(filter(None, (_shipped(module.name, node.name) for module, node in classes)), NO_FACTS)
     named: list[ast.arg] = []
     if "__init__" in functions and "__init__" in own:
         arguments = functions["__init__"][1].args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    declared = declarations_of(_values(members), own)
+    items = {name: item for name, (_, item) in members.items()}
+    values = {name: one.value for name, one in items.items() if isinstance(one, (ast.Assign, ast.AnnAssign))}
+    declared = declarations_of(values, own)
     return replace(declared, shipped=shipped, own_arguments=frozenset(one.arg for one in named))
 
 
-def _is_shipped(module: Module) -> bool:
-    return module.name.startswith("meshctl.")
-
-
 def _shipped(module: str, name: str) -> Shipped | None:
-    """Returns the facts about a ready-made class; None for another class."""
     package, room, *_ = (*module.split("."), "")
     if package != "meshctl" or room not in ROOMS:
         return None
@@ -348,33 +340,19 @@ def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str)
     return any(name in others for name in nearer if name not in READERS)
 
 
-def _values(members: Members) -> dict[str, ast.expr | None]:
-    """Returns name -> value of the class variables among the members; None for a variable that is only
-    annotated."""
-    items = {name: item for name, (_, item) in members.items()}
-    return {name: item.value for name, item in items.items() if isinstance(item, (ast.Assign, ast.AnnAssign))}
-
-
-def _is_method(item: ast.stmt) -> bool:
-    return isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
-
-
-def _is_abstract(method: ast.FunctionDef) -> bool:
-    names = [dotted_name(decorator) or "" for decorator in method.decorator_list]
-    return any(name.rpartition(".")[2] == "abstractmethod" for name in names)
+def _abstract(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> Iterator[str]:
+    for name, (_, method) in functions.items():
+        decorators = [dotted_name(one) or "" for one in method.decorator_list]
+        if any(one.rpartition(".")[2] == "abstractmethod" for one in decorators):
+            yield name
 
 
 def _hidden_values(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
-    """Returns the values of `Component` that a method uses although a method of this name hides them."""
+    """Returns the values of `Component` with which a method compares or computes, or which it formats,
+    although a method of this name hides them."""
     hidden = [name for name in PLACES if name in functions]
-    methods = [item for _, item in functions.values()]
-    return frozenset(name for name in hidden if any(_uses_value(item, name) for item in methods))
-
-
-def _uses_value(method: ast.FunctionDef, name: str) -> bool:
-    """Returns whether a method compares `self.name`, computes with it or formats it."""
     used: list[ast.expr] = []
-    for node in ast.walk(method):
+    for node in (node for _, item in functions.values() for node in ast.walk(item)) if hidden else ():
         match node:
             case ast.Compare():
                 used += [node.left, *node.comparators]
@@ -382,7 +360,8 @@ def _uses_value(method: ast.FunctionDef, name: str) -> bool:
                 used += [node.left, node.right]
             case ast.FormattedValue():
                 used.append(node.value)
-    return any(dotted_name(one) == f"self.{name}" for one in used)
+    names = {dotted_name(one) for one in used}
+    return frozenset(name for name in hidden if f"self.{name}" in names)
 
 
 def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
@@ -396,7 +375,6 @@ def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozen
 
 @lru_cache(maxsize=MAX_METHODS)
 def _attributes(method: ast.FunctionDef) -> frozenset[tuple[str, str | None]]:
-    """Returns the name and the dotted path of each attribute in the text of a method."""
     return frozenset(
         (one.attr, dotted_name(one)) for one in ast.walk(method) if isinstance(one, ast.Attribute)
     )
@@ -406,8 +384,6 @@ def _attributes(method: ast.FunctionDef) -> frozenset[tuple[str, str | None]]:
 
 
 class _Metrics(NamedTuple):
-    """The metrics in the text of a method."""
-
     returned: tuple[str, ...]
     """The literal keys of the mappings that it returns."""
     logged: tuple[str, ...]
@@ -448,3 +424,51 @@ def _keys(mapping: ast.Dict, prefix: str = "") -> Iterator[str]:
             yield from _keys(value, f"{prefix}{key.value}/")
         else:
             yield f"{prefix}{key.value}"
+
+
+# The code of each group
+
+
+@dataclass(frozen=True)
+class GroupCode:
+    """The source that the workers of each group import: the files on the path of the group's interpreter."""
+
+    launcher: Code
+    """The code that the launcher's interpreter imports."""
+    interpreters: Mapping[str, Interpreter] = field(default_factory=dict)
+    """Group -> its interpreter, for groups that name one."""
+    _codes: dict[str, Code] = field(default_factory=dict)
+    """Interpreter -> its code."""
+
+    def of(self, group: str) -> Code:
+        """Returns the code of a group; that of the launcher if the packages of the group's interpreter are
+        not on this machine."""
+        interpreter = self.interpreters.get(group)
+        if interpreter is None or not interpreter.folders:
+            return self.launcher
+        if interpreter.path not in self._codes:
+            self._codes[interpreter.path] = Code(self.launcher.own, interpreter.folders)
+        return self._codes[interpreter.path]
+
+    def find(self, group: str, target: str) -> Found:
+        """Follows the dotted path of a class of a group. A class of another interpreter whose module is not
+        found is unread: its packages may be on another machine, or be found by code."""
+        found = self.of(group).find(target)
+        if group in self.interpreters and isinstance(found, NotFound) and not found.has_module:
+            return Unread("its module was not found among the packages of its interpreter")
+        return found
+
+
+def group_code(
+    pythons: Mapping[str, str], own: Sequence[str], installed: Sequence[str], environ: Mapping[str, str]
+) -> GroupCode:
+    """Returns the code of all groups. `pythons` is group -> the `python` that it names, empty for none; `own`
+    are the folders of the recipe, and `installed` is the path of the launcher's interpreter."""
+    named = {group: python for group, python in pythons.items() if python}
+    if not named:
+        return GroupCode(Code(own, installed))
+    from meshctl.recipe.code.interpreters import read_interpreter  # most recipes name none
+
+    home = own[0] if own else ""
+    read = {group: read_interpreter(python, home, environ) for group, python in named.items()}
+    return GroupCode(Code(own, installed), read)

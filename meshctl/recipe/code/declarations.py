@@ -166,33 +166,25 @@ def _model(value: Any) -> tuple[KeyPath, ...]:
     return tuple(_argument(name) for name in names)
 
 
-def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict) or not value.keys() <= {*keys}:
-        named = ", ".join(f'"{key}"' for key in keys[:-1])
-        raise Wrong(f'it is not a literal mapping of {named} and "{keys[-1]}"')
-    return value
-
-
 def _returned_columns(value: Any) -> Mapping[str, Returned]:
-    if not isinstance(value, dict):  # the name may mean something else
-        return {}
-    return {str(endpoint): _columns_returned(columns) for endpoint, columns in value.items()}
-
-
-def _columns_returned(value: Any) -> Returned:
-    listed = value if isinstance(value, (list, tuple)) else [None]
-    names = [one for one in listed if isinstance(one, str)]
-    mappings = [one for one in listed if isinstance(one, dict)]
-    added = {argument: columns for mapping in mappings for argument, columns in mapping.items()}
-    if len(names) + len(mappings) < len(listed) or not all(map(_is_texts, added.values())):
-        raise Wrong("it does not map endpoints to lists of columns")
-    arguments = [name for name in names if _is_argument(name)]
-    return Returned(
-        tuple(name for name in names if name not in (EVERY_INPUT, *arguments)),
-        EVERY_INPUT in names,
-        tuple(map(_argument, arguments)),
-        {_argument(argument): tuple(columns) for argument, columns in added.items()},
-    )
+    found: dict[str, Returned] = {}
+    for endpoint, columns in (
+        value.items() if isinstance(value, dict) else ()
+    ):  # the name may mean something else
+        listed = columns if isinstance(columns, (list, tuple)) else [None]
+        names = [one for one in listed if isinstance(one, str)]
+        mappings = [one for one in listed if isinstance(one, dict)]
+        added = {argument: more for mapping in mappings for argument, more in mapping.items()}
+        if len(names) + len(mappings) < len(listed) or not all(map(_is_texts, added.values())):
+            raise Wrong("it does not map endpoints to lists of columns")
+        arguments = [name for name in names if _is_argument(name)]
+        found[str(endpoint)] = Returned(
+            tuple(name for name in names if name not in (EVERY_INPUT, *arguments)),
+            EVERY_INPUT in names,
+            tuple(map(_argument, arguments)),
+            {_argument(argument): tuple(more) for argument, more in added.items()},
+        )
+    return found
 
 
 def _extra(value: Any) -> tuple[str, ...]:
@@ -201,20 +193,18 @@ def _extra(value: Any) -> tuple[str, ...]:
 
 
 def _layouts(value: Any) -> Layouts:
-    given = _mapping(value, *LAYOUT_KEYS)
-    for key, one in given.items():
+    if not isinstance(value, dict) or not value.keys() <= LAYOUT_KEYS.keys():
+        *others, last = (f'"{key}"' for key in LAYOUT_KEYS)
+        raise Wrong(f"it is not a literal mapping of {', '.join(others)} and {last}")
+    for key, one in value.items():
         is_valid, _, wanted = LAYOUT_KEYS[key]
         if not is_valid(one):
             raise Wrong(f'"{key}" is not {wanted}')
-    return Layouts(**{key: LAYOUT_KEYS[key][1](one) for key, one in given.items()})
+    return Layouts(**{key: LAYOUT_KEYS[key][1](one) for key, one in value.items()})
 
 
 def _is_argument(value: Any) -> bool:
     return isinstance(value, str) and ARGUMENT.fullmatch(value) is not None
-
-
-def _is_dotted(value: Any) -> bool:
-    return isinstance(value, str) and DOTTED.fullmatch(value) is not None
 
 
 def _is_texts(value: Any) -> bool:
@@ -225,23 +215,24 @@ def _is_dims(value: Any) -> bool:
     return _is_texts(value) and all(dim in LAYOUT_DIMS for dim in value)
 
 
-def _are_pairs(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(_is_dims(pair) and len(pair) == 2 for pair in value)
-
-
-def _are_excluded(value: Any) -> bool:
-    is_mapping = isinstance(value, dict) and all(map(_is_argument, value))
-    return is_mapping and all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values())
-
-
 LAYOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "dims": (
         lambda value: value is None or _is_dims(value),
         lambda value: None if value is None else tuple(value),
         f"a list of {', '.join(LAYOUT_DIMS)}",
     ),
-    "excludes": (_are_pairs, lambda value: tuple(map(tuple, value)), "a list of pairs of dims"),
-    "lora_styles": (_is_dotted, str, "the dotted path of a table"),
+    "excludes": (
+        lambda value: (
+            isinstance(value, (list, tuple)) and all(_is_dims(one) and len(one) == 2 for one in value)
+        ),
+        lambda value: tuple(map(tuple, value)),
+        "a list of pairs of dims",
+    ),
+    "lora_styles": (
+        lambda value: isinstance(value, str) and DOTTED.fullmatch(value) is not None,
+        str,
+        "the dotted path of a table",
+    ),
     "split": (_is_argument, _argument, 'an argument such as "args.split"'),
     "cache": (
         lambda value: value == "args" or _is_argument(value),
@@ -249,7 +240,11 @@ LAYOUT_KEYS: Mapping[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str
         'an argument such as "args.share_prompts", or "args"',
     ),
     "without": (
-        _are_excluded,
+        lambda value: (
+            isinstance(value, dict)
+            and all(map(_is_argument, value))
+            and all(_is_texts(dims) and {*dims} <= {*WITHOUT} for dims in value.values())
+        ),
         lambda value: {_argument(name): tuple(dims) for name, dims in value.items()},
         "a mapping of arguments to lists of dims",
     ),

@@ -87,7 +87,6 @@ def _import_path(executable: Path) -> Iterator[str]:
 
 
 def _lines(file: Path) -> list[str]:
-    """Returns the lines of a text file; none if it cannot be read."""
     try:
         return contents(file, MAX_BYTES).decode(errors="replace").splitlines()
     except OSError:

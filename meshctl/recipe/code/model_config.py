@@ -8,12 +8,12 @@ number is unknown and not reported.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Diagnostic, Span
+from meshctl.diagnostics import Span
 from meshctl.hub_cache import MODEL_FILES, cached_folder, is_hub_name
 from meshctl.recipe.compose.folders import contents, is_dir, is_file
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES, read
@@ -89,14 +89,12 @@ def config_of_name(name: str, folders: Sequence[str], hub: Path | None) -> Confi
     places = [Path(folder, name) for folder in folders]
     if any(is_file(place) or is_dir(place) for place in places):
         return None
-    if name.endswith(".json") or not is_hub_name(name):
-        return Config(name, wrong=f"`{name}` does not exist on this machine", missing=True)
-    cached = cached_folder(hub, name, MODEL_FILES) if hub else None
-    if cached is None:
-        return Config(
-            name, wrong=f"`{name}` is neither a local folder nor in the cache of the hub", missing=True
-        )
-    return _read(cached / FILE, f"{name}/{FILE}")
+    wrong = f"`{name}` does not exist on this machine"
+    if not name.endswith(".json") and is_hub_name(name):
+        if hub and (cached := cached_folder(hub, name, MODEL_FILES)):
+            return _read(cached / FILE, f"{name}/{FILE}")
+        wrong = f"`{name}` is neither a local folder nor in the cache of the hub"
+    return Config(name, wrong=wrong, missing=True)
 
 
 def _read(file: Path, name: str) -> Config:
@@ -104,30 +102,33 @@ def _read(file: Path, name: str) -> Config:
         text = read(SURROGATE.sub(SAME_WIDTH, contents(file, MAX_BYTES)), name)
     except (OSError, ValueError) as error:
         return Config(name, wrong=f"`{name}` cannot be read: {getattr(error, 'strerror', None) or error}")
-    if text.tree is None:
+    if text.tree is None:  # the diagnostic of the reader of recipes, as one about a JSON file
         found = text.found[0]
-        return Config(
-            name,
-            text.lines,
-            wrong=_unread(name, found),
-            at=found.primary.with_word("here") if found.primary else None,
-        )
+        what = found.message.removeprefix("this ").removesuffix(", the limit for a recipe")
+        if found.code == "MC003":
+            what = "is not JSON"
+        wrong = what if what.startswith(f"`{name}`") else f"`{name}` {what}"
+        return Config(name, text.lines, wrong=wrong, at=found.primary and found.primary.with_word("here"))
     if not text.tree.is_mapping or not text.lines:
         return Config(name, wrong=f"`{name}` is {'not a mapping' if text.lines else 'empty'}")
     return Config(name, text.lines, text.tree)
 
 
-def _unread(name: str, found: Diagnostic) -> str:
-    """Returns the recipe reader's diagnostic as a message about a JSON file."""
-    what = found.message.removeprefix("this ").removesuffix(", the limit for a recipe")
-    if found.code == "MC003":
-        return f"`{name}` is not JSON"
-    return what if what.startswith(f"`{name}`") else f"`{name}` {what}"
-
-
 def sizes_in(tree: Node) -> dict[str, tuple[int, Span]]:
-    """Returns size -> (number, span) for the values of a config."""
-    return dict(_sizes(tree))
+    """Returns size -> (number, span) for the values of a config that are positive integers, of the language
+    model for a multimodal model."""
+    places, sizes = [*_inner(tree), tree], dict[str, tuple[int, Span]]()
+    scalings = [node for place in places for key in ROPE if (node := place.get(key)) is not None]
+    has_factor = any(path[-1:] == ("factor",) for node in scalings for path, _ in leaves(node))
+    unknown = {"num_kv_heads"} if _is_stated(places[0].get(LATENT)) else set()
+    for size, names in NAMES.items():
+        if size in unknown or (size == POSITIONS and has_factor):
+            continue
+        found = [node for place in places for name in names if _is_stated(node := place.get(name))]
+        node = found[0] if found else None
+        if node is not None and type(node.value) is int and node.value > 0 and not node.from_environment:
+            sizes[size] = node.value, node.span
+    return sizes
 
 
 def model_types_in(tree: Node) -> list[tuple[str, Span]]:
@@ -147,26 +148,6 @@ def layer_types(tree: Node) -> object:
 def _inner(tree: Node) -> list[Node]:
     """Returns the config of a multimodal model's language model, if there is one."""
     return [node for key in INNER if (node := tree.get(key)) is not None and node.is_mapping][:1]
-
-
-def _sizes(tree: Node) -> Iterator[tuple[str, tuple[int, Span]]]:
-    """Yields (size, (number, span)) for the sizes that are positive integers, of the language model for a
-    multimodal model."""
-    places = [*_inner(tree), tree]
-    for size, names in NAMES.items():
-        if size == "num_kv_heads" and _is_stated(places[0].get(LATENT)):
-            continue
-        if size == POSITIONS and any(_has_factor(place) for place in places):
-            continue
-        found = [node for place in places for name in names if _is_stated(node := place.get(name))]
-        node = found[0] if found else None
-        if node is not None and type(node.value) is int and node.value > 0 and not node.from_environment:
-            yield size, (node.value, node.span)
-
-
-def _has_factor(place: Node) -> bool:
-    scalings = [node for key in ROPE if (node := place.get(key)) is not None]
-    return any(path[-1:] == ("factor",) for node in scalings for path, _ in leaves(node))
 
 
 def _is_stated(node: Node | None) -> bool:

@@ -197,25 +197,19 @@ class Sources:
                 if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                     return module, statement
                 target = self._target(module, name)
-            else:
-                target = self._through_owner(owner, name, libraries=libraries)
+            else:  # `owner` may be a name by which another module re-exports a module
+                origin = self.follow(owner, libraries=libraries) if "." in owner else owner
+                target = f"{origin}.{name}" if isinstance(origin, str) and origin != owner else None
             if target is None:
                 return dotted
             dotted = target
         return dotted
 
-    def _through_owner(self, owner: str, name: str, *, libraries: bool) -> str | None:
-        """Returns the dotted path of `name` if `owner` is not a module's own name, but a name by which
-        another module re-exports it."""
-        origin = self.follow(owner, libraries=libraries) if "." in owner else owner
-        return f"{origin}.{name}" if isinstance(origin, str) and origin != owner else None
-
     def _target(self, module: Module, name: str) -> str | None:
         """Returns the dotted path that an import or an assignment in a module binds to a name."""
-        statement = module.names.get(name)
-        match statement:
+        match statement := module.names.get(name):
             case None:
-                return self.starred(module, name)
+                return self._starred(module, name)
             case ast.ImportFrom():
                 real = next(one.name for one in statement.names if (one.asname or one.name) == name)
                 return f"{module.origin(statement)}.{real}"
@@ -227,7 +221,7 @@ class Sources:
                 return self.absolute(module, dotted) if dotted else None
         return None
 
-    def starred(self, module: Module, name: str) -> str | None:
+    def _starred(self, module: Module, name: str) -> str | None:
         """Returns the dotted path of a name that a star import binds in a module; None if the first
         `MAX_STARRED` modules do not have it."""
         pending, seen = [*reversed(module.stars)], {module.name}
@@ -269,17 +263,13 @@ def _parsed(source: bytes, name: str, file: Path) -> Module:
 def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yields the statements that run when a module or a class is created. The handlers of a `try` come before
     its body, so that the binding of the body, which is the usual one, is the last."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.Try):
-            for handler in statement.handlers:
-                yield from statements(handler.body)
-        if isinstance(statement, (ast.If, ast.Try, ast.With)):
-            yield from statements(statement.body)
-        if isinstance(statement, (ast.If, ast.Try)):
-            yield from statements(statement.orelse)
-        if isinstance(statement, ast.Try):
-            yield from statements(statement.finalbody)
+    for one in body:
+        yield one
+        if isinstance(one, ast.Try):
+            yield from (inner for handler in one.handlers for inner in statements(handler.body))
+        if isinstance(one, (ast.If, ast.Try, ast.With)):
+            parts = (one.body, getattr(one, "orelse", ()), getattr(one, "finalbody", ()))
+            yield from (inner for part in parts for inner in statements(part))
 
 
 def bound_names(statement: ast.stmt) -> Iterator[str]:

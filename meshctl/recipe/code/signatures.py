@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import reduce
 from typing import Any
 
 from meshctl.dataclass import dataclass
@@ -75,10 +76,8 @@ class Hint:
 
 
 def _kinds_of(value: Any) -> set[str]:
-    if value is None:
-        return {"nothing"}
-    if isinstance(value, bool):
-        return {"bool"}
+    if value is None or isinstance(value, bool):
+        return {"nothing" if value is None else "bool"}
     kinds = {int: {"int", "float"}, float: {"float"}, str: {"text"}, list: {"list"}, dict: {"mapping"}}
     return next((found for kind, found in kinds.items() if isinstance(value, kind)), set())
 
@@ -110,35 +109,30 @@ class Signature:
 
 
 def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
-    """Reads the signature of a method."""
+    """Reads the signature of a method. A default of None also allows null."""
     arguments = method.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    without = len(positional) - len(arguments.defaults)
-    defaults: dict[str, ast.expr | None] = {argument.arg: None for argument in positional[:without]}
-    for argument, default in zip(positional[without:], arguments.defaults, strict=True):
-        defaults[argument.arg] = default
-    for argument, kw_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        defaults[argument.arg] = kw_default
+    without: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    given = zip(positional, [*without, *arguments.defaults], strict=True)
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    defaults = {one.arg: default for one, default in (*given, *named)}
     every = [*positional[1:], *arguments.kwonlyargs]
-    hints = {one.arg: _with_default(one.annotation, defaults[one.arg], meaning) for one in every}
+    literals = {name: one.value for name, one in defaults.items() if isinstance(one, ast.Constant)}
+    hints: dict[str, Hint] = {}
+    for one in every:
+        if hint := hint_of(one.annotation, meaning):
+            null = {"nothing"} if one.arg in literals and literals[one.arg] is None else set()
+            hints[one.arg] = Hint(hint.kinds | null, hint.words)
     return Signature(
         positional=tuple(argument.arg for argument in positional[1:]),
         keywords=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
         required=tuple(argument.arg for argument in every if defaults[argument.arg] is None),
         has_varargs=arguments.vararg is not None,
         has_kwargs=arguments.kwarg is not None,
-        defaults={name: one.value for name, one in defaults.items() if isinstance(one, ast.Constant)},
-        hints={name: hint for name, hint in hints.items() if hint},
+        defaults=literals,
+        hints=hints,
         returns=hint_of(method.returns, meaning),
     )
-
-
-def _with_default(annotation: ast.expr | None, default: ast.expr | None, meaning: Meaning) -> Hint | None:
-    """Returns the hint of a parameter. A default of None also allows null."""
-    hint = hint_of(annotation, meaning)
-    if hint is not None and isinstance(default, ast.Constant) and default.value is None:
-        return Hint(hint.kinds | {"nothing"}, hint.words)
-    return hint
 
 
 def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
@@ -147,7 +141,10 @@ def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
         case ast.Constant(value=None):
             return Hint(frozenset({"nothing"}))
         case ast.Constant(value=str(text)):
-            return _parsed(text, meaning)
+            try:
+                return hint_of(ast.parse(text, mode="eval").body, meaning)
+            except (SyntaxError, ValueError, RecursionError):
+                return None
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             return _either(hint_of(left, meaning), hint_of(right, meaning))
         case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -160,24 +157,14 @@ def hint_of(annotation: ast.expr | None, meaning: Meaning) -> Hint | None:
     return None
 
 
-def _parsed(text: str, meaning: Meaning) -> Hint | None:
-    try:
-        return hint_of(ast.parse(text, mode="eval").body, meaning)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-
-
 def _subscripted(name: str, inner: ast.expr, meaning: Meaning) -> Hint | None:
     parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
     if name == "Literal":
         words = [part.value for part in parts if isinstance(part, ast.Constant)]
         return Hint(words=tuple(words)) if len(words) == len(parts) else None
     if name in ("Optional", "Union"):
-        hints = [hint_of(part, meaning) for part in parts]
-        whole: Hint | None = Hint(frozenset({"nothing"})) if name == "Optional" else Hint()
-        for hint in hints:
-            whole = _either(whole, hint)
-        return whole
+        whole = Hint(frozenset({"nothing"})) if name == "Optional" else Hint()
+        return reduce(_either, (hint_of(part, meaning) for part in parts), whole)
     kind = GENERIC.get(name)
     return Hint(frozenset({kind})) if kind else None
 

@@ -12,12 +12,16 @@ A table at a dotted path is one of these:
 
 A function may also be a `functools.partial` of such a function. A class, or the module of a function, states
 the extras with its libraries as `EXTRA = "rewards"`, or as a list.
+
+A decorator names a user-defined mode as `dispatch="mymodes:INTERLEAVED"`, or as an imported object:
+
+    INTERLEAVED = DispatchMode(partition=interleaved)        in mymodes.py, at module level
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +33,7 @@ from meshctl.recipe.code.declarations import Declarations, declarations_of, lite
 from meshctl.recipe.code.modules import Module, Sources, dotted_name
 from meshctl.recipe.code.signatures import Hint, hint_of
 from meshctl.recipe.compose.folders import files
+from meshctl.text.english import abbreviated
 
 
 def names_in(sources: Sources, table: str) -> tuple[str, ...]:
@@ -73,22 +78,19 @@ def wrong_path(sources: Sources, dotted: str) -> WrongPath | None:
     owner, _, name = dotted.rpartition(".")
     module = sources.module(owner)
     if module is None:
-        return _missing_module(sources, owner)
+        # If the first part exists, the next one may be a class. A library may be installed elsewhere.
+        first, is_path = owner.partition(".")[0], all(part.isidentifier() for part in owner.split("."))
+        if not is_path or sources.is_library(owner) or sources.first_missing(owner) != first:
+            return None
+        own = tuple(file.stem for folder in sources.own for file in files(Path(folder), ".py"))
+        return WrongPath(f"module `{first}` does not exist", first, own)
     names = _names_of_module(module) if isinstance(module, Module) else ()
-    if not isinstance(module, Module) or not names or _has_name(module, name):
+    if not isinstance(module, Module) or not names:
+        return None
+    words = ("id", "name", "asname")  # the name may be bound or used anywhere
+    if any(getattr(node, word, None) == name for node in ast.walk(module.tree) for word in words):
         return None
     return WrongPath(f"module `{owner}` has no `{name}`", name, names)
-
-
-def _missing_module(sources: Sources, owner: str) -> WrongPath | None:
-    """Returns None if the first part of a path exists, because the next one may be a class, and for a library
-    that may be installed elsewhere."""
-    first = owner.partition(".")[0]
-    is_path = all(part.isidentifier() for part in owner.split("."))
-    if not is_path or sources.is_library(owner) or sources.first_missing(owner) != first:
-        return None
-    own = tuple(file.stem for folder in sources.own for file in files(Path(folder), ".py"))
-    return WrongPath(f"module `{first}` does not exist", first, own)
 
 
 def _names_of_module(module: Module) -> tuple[str, ...]:
@@ -98,16 +100,7 @@ def _names_of_module(module: Module) -> tuple[str, ...]:
     return tuple(name for name in module.names if not name.startswith("_"))
 
 
-def _has_name(module: Module, name: str) -> bool:
-    """Returns whether a name is bound or used anywhere in a module."""
-    attributes = ("id", "name", "asname")
-    return any(
-        getattr(node, attribute, None) == name for node in ast.walk(module.tree) for attribute in attributes
-    )
-
-
 def _values(statement: ast.stmt | None) -> list[ast.expr | None]:
-    """Returns the expressions of the names in a table."""
     if isinstance(statement, ast.ClassDef):
         return [one.value for one in statement.body if isinstance(one, (ast.Assign, ast.AnnAssign))]
     value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
@@ -137,9 +130,7 @@ def parameters_of(sources: Sources, function: str) -> Parameters | None:
     found = sources.follow(function)
     if not isinstance(found, str):
         return _parameters(sources, *found)
-    owner, _, name = found.rpartition(".")
-    module = sources.module(owner)
-    statement = module.names.get(name) if isinstance(module, Module) else None
+    module, statement = sources.module(found.rpartition(".")[0]), sources.statement(found)
     if not isinstance(module, Module) or not isinstance(statement, ast.Assign):
         return None
     return _of_partial(sources, module, statement.value)
@@ -177,23 +168,19 @@ def _spelled_out(sources: Sources, module: Module, annotation: ast.expr | None) 
     return statement.value if isinstance(statement, ast.Assign) else annotation
 
 
-def _path(sources: Sources, module: Module, name: str) -> str | None:
-    if isinstance(module.names.get(name), ast.FunctionDef):
-        return f"{module.name}.{name}"
-    return sources.absolute(module, name)
-
-
 def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters | None:
     """Returns the parameters that `partial(function, ...)` leaves; None for other expressions."""
     if not isinstance(value, ast.Call) or not value.args:
         return None
     function, *bound = value.args
-    names = [dotted_name(one) for one in (value.func, function)]
-    paths = [_path(sources, module, name) if name else None for name in names]
+    maker, name = dotted_name(value.func), dotted_name(function)
     keywords = {one.arg: one.value for one in value.keywords}
-    if paths[0] != "functools.partial" or not paths[1] or None in keywords:
+    is_local = name is not None and isinstance(module.names.get(name), ast.FunctionDef)
+    path = f"{module.name}.{name}" if is_local else sources.absolute(module, name) if name else None
+    is_partial = maker is not None and sources.absolute(module, maker) == "functools.partial"
+    if not is_partial or not path or None in keywords:
         return None
-    found = sources.follow(paths[1])
+    found = sources.follow(path)
     whole = None if isinstance(found, str) else _parameters(sources, *found)
     if whole is None or any(isinstance(one, ast.Starred) for one in bound):
         return None
@@ -208,27 +195,72 @@ def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters
 
 
 def extras_of(sources: Sources, declared: Declarations, args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the extras that a component with these declarations and arguments needs."""
-    paths = [
-        name if "." in name else entries_in(sources, table).get(name, "")
-        for argument, table in declared.shipped.choices.items()
-        for name in _names(args, argument)
-    ]
-    named = [extra for path in paths for extra in _of_module(sources, path)]
-    return tuple(dict.fromkeys((*declared.extra, *named)))
+    """Returns the extras that a component with these declarations and arguments needs: its own, and those of
+    the modules of functions that an argument names, as a text or as the keys of a mapping."""
+    extras = [*declared.extra]
+    for argument, table in declared.shipped.choices.items():
+        value = value_of(args, argument)
+        named = [value] if isinstance(value, str) else map(str, value if isinstance(value, Mapping) else ())
+        for name in named:
+            owner = (name if "." in name else entries_in(sources, table).get(name, "")).rpartition(".")[0]
+            stated = sources.assigned(f"{owner}.EXTRA") if owner and "$" not in owner else None
+            extras += declarations_of({"EXTRA": stated}).extra
+    return tuple(dict.fromkeys(extras))
 
 
-def _names(args: Mapping[str, Any], argument: str) -> Iterator[str]:
-    """Yields the names in an argument: a text, or the keys of a mapping."""
-    value = value_of(args, argument)
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from map(str, value)
+# User-defined modes
+
+EXAMPLES = {
+    "dispatch": "NAME = DispatchMode(partition=cut), where def cut(table, parts, options) returns parts of "
+    "table",
+    "collect": "NAME = CollectMode(join=merge), where def merge(parts) gets [(value, weight), ...]",
+    "execute": "NAME = ExecuteMode(only=RankSet.only(pick)), where def pick(mesh) returns a rank",
+}
+"""Parameter -> an example of a definition in the user's module."""
+NEVER_MODES = (ast.Lambda, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)
 
 
-def _of_module(sources: Sources, path: str) -> tuple[str, ...]:
-    """Returns the extras that the module of a function declares."""
-    owner = path.rpartition(".")[0]
-    value = sources.assigned(f"{owner}.EXTRA") if owner and "$" not in owner else None
-    return declarations_of({"EXTRA": value}).extra
+def mode_text(sources: Sources, module: Module, value: ast.expr) -> str | None:
+    """Returns `module:NAME` for an expression that names an object at module level, and the source text for
+    another expression, e.g. a call. None if the expression cannot be read or names a string."""
+    if isinstance(value, (ast.Lambda, ast.Call)):
+        return ast.unparse(value)
+    written = dotted_name(value)
+    if written is None:
+        return None
+    dotted = sources.absolute(module, written)
+    if dotted is None and written in module.names:
+        dotted = f"{module.name}.{written}"
+    if dotted is None:
+        return None
+    found = sources.follow(dotted)
+    if not isinstance(found, str):
+        return f"{found[0].name}:{found[1].name}"
+    if isinstance(sources.assigned(found), ast.Constant):
+        return None
+    owner, _, name = found.rpartition(".")
+    return f"{owner}:{name}" if owner else None
+
+
+def mode_problem(sources: Sources, name: str) -> str:
+    """Returns the reason why `module:NAME` is not a mode; empty if it is one or may be one."""
+    owner, _, attribute = name.partition(":")
+    module = sources.module(owner)
+    if module is None:
+        return f"module `{sources.first_missing(owner)}` does not exist"
+    if not isinstance(module, Module):
+        return module.why if module.broken else ""
+    if attribute not in module.names:
+        may_have = module.stars or "__getattr__" in module.names
+        return "" if may_have else f"module `{owner}` has no `{attribute}`"
+    found = sources.follow(f"{owner}.{attribute}")
+    if not isinstance(found, str):
+        return "it is a class" if isinstance(found[1], ast.ClassDef) else "it is a function"
+    value = sources.assigned(found)
+    if isinstance(value, ast.Name) and isinstance(
+        module.names.get(value.id), (ast.FunctionDef, ast.ClassDef)
+    ):
+        return f"it is `{value.id}`, a function or a class"
+    if isinstance(value, NEVER_MODES):
+        return f"it is `{abbreviated(ast.unparse(value), 40)}`"
+    return ""

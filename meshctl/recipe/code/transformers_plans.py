@@ -44,12 +44,23 @@ Plan = Mapping[str, object]
 
 def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Unread:
     """Returns a plan of the installed transformers, which is empty if there is none, or why it is unknown."""
+    for module in _modules(sources, model_type, "configuration"):
+        if isinstance(module, Unread):
+            return module
+        for node in module.names.values():
+            if isinstance(node, ast.ClassDef) and constant(class_value(node, "model_type")) == model_type:
+                return _stated_plan(sources, module, node, name)
+    return Unread(f"its config class was not found in {LIBRARY}")
+
+
+def _modules(sources: Sources, model_type: str, kind: str) -> Iterator[Module | Unread]:
+    """Yields the modules of a kind that may describe an architecture, or why there are none."""
     if sources.first_missing(MODELS) == LIBRARY:
-        return Unread(f"{LIBRARY} is not installed")
-    found = _config_class(sources, model_type)
-    if found is None:
-        return Unread(f"its config class was not found in {LIBRARY}")
-    return _stated_plan(sources, *found, name)
+        yield Unread(f"{LIBRARY} is not installed")
+    for folder in folders(sources, model_type):
+        module = sources.module(f"{MODELS}.{folder}.{kind}_{folder}")
+        if isinstance(module, Module):
+            yield module
 
 
 def divides_layers(plan: Plan) -> bool:
@@ -59,17 +70,6 @@ def divides_layers(plan: Plan) -> bool:
         key.split(".*.", 1)[1] for key, style in plan.items() if ".*." in key and style != "local_params"
     ]
     return bool(inner) and all("." in name and "*" not in name for name in inner)
-
-
-def _config_class(sources: Sources, model_type: str) -> tuple[Module, ast.ClassDef] | None:
-    for folder in folders(sources, model_type):
-        module = sources.module(f"{MODELS}.{folder}.configuration_{folder}")
-        if not isinstance(module, Module):
-            continue
-        for node in module.names.values():
-            if isinstance(node, ast.ClassDef) and constant(class_value(node, "model_type")) == model_type:
-                return module, node
-    return None
 
 
 def folders(sources: Sources, model_type: str) -> Iterator[str]:
@@ -156,13 +156,8 @@ def masks_borders(sources: Sources, model_type: str) -> bool | Unread:
 
 
 def _modeling(sources: Sources, model_type: str) -> Module | Unread:
-    if sources.first_missing(MODELS) == LIBRARY:
-        return Unread(f"{LIBRARY} is not installed")
-    for folder in folders(sources, model_type):
-        module = sources.module(f"{MODELS}.{folder}.modeling_{folder}")
-        if isinstance(module, Module):
-            return module
-    return Unread(f"its model was not found in {LIBRARY}")
+    found = _modules(sources, model_type, "modeling")
+    return next(found, Unread(f"its model was not found in {LIBRARY}"))
 
 
 def _has_state(module: Module, layers: object) -> bool:

@@ -12,8 +12,9 @@ mistake keeps its file, line and column.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -90,94 +91,75 @@ def _empty(name: str) -> Diagnostic:
 def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[Node, list[Diagnostic]]:
     """Returns (tree, diagnostics): `root` with the configs, the layouts of the command line and then its
     values."""
-    merging = _Merging(root)
-    merging.add_configs(included.configs)
-    for override, configs in included.replacements:
-        merging.replace(override, configs)
-    for override in values:
-        merging.apply(override)
-    merging.remove_hydra()
-    return merging.root, merging.found
-
-
-@dataclass
-class _Merging:
-    root: Node
-    found: list[Diagnostic] = field(default_factory=list)
-
-    def add_configs(self, configs: Iterable[Include]) -> None:
-        for config in configs:
-            tree, path = config.file.tree, config.path
-            if tree is None:
-                continue
-            if is_layout(config.package) and self.root.at(path) is not None and not config.is_part_of_group:
-                self.root = yaml_tree.put(self.root, path, tree)
-            else:
-                new = _with_options(yaml_tree.nested(path, tree))
-                root = _without_others(self.root, new)
-                self.root = yaml_tree.merge(root, new)
-
-    def replace(self, override: Override, configs: Iterable[Include]) -> None:
-        """Replaces the layout of a component, or the engine, by one that the command line chooses."""
-        layout = Node({}, override.value_span, override.key_span)
-        for config in configs:
-            layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
-        if not is_layout(override.parsed.package):
-            self.root = _chosen(self.root, replace(layout, key=override.key_span))
-            return
-        path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
-        if self.root.at(path[:-1]) is not None:
-            self.root = yaml_tree.put(self.root, path, replace(layout, key=override.key_span))
-            return
-        components = self.root.get("components") or Node({}, self.root.span)
-        names = [key for key, _ in components.items()]
-        self.report_no_component(path[1], override.target, override.key_span, names)
-
-    def report_no_component(self, name: str, key: str, span: Span, names: Sequence[str]) -> None:
-        """Reports a layout for a component that does not exist. `key` is the text at the span."""
-        before, _, after = key.partition(f".{name}.")
-        fixes = renamed(span, name, names, after=f".{after}", before=f"{before}.")
-        message, help = f"component `{name}` does not exist", did_you_mean(name, names)
-        self.found.append(Diagnostic("MC203", message, span, help=help, fixes=fixes))
-
-    def apply(self, override: Override) -> None:
-        """Sets, adds or deletes one value."""
-        result = _applied(self.root, override)
-        if isinstance(result, Node):
-            self.root = result
+    found: list[Diagnostic] = []
+    for config in included.configs:
+        tree, path = config.file.tree, config.path
+        if tree is None:
+            continue
+        if is_layout(config.package) and root.at(path) is not None and not config.is_part_of_group:
+            root = yaml_tree.put(root, path, tree)
         else:
-            self.found.append(result)
+            new = _with_options(yaml_tree.nested(path, tree))
+            root = yaml_tree.merge(_without_others(root, new), new)
+    changes = [_replaced(override, configs) for override, configs in included.replacements]
+    changes += [partial(_applied, override) for override in values]
+    for change in changes:
+        result = change(root)
+        if isinstance(result, Node):
+            root = result
+        else:
+            found.append(result)
+    if (hydra := root.get("hydra")) is not None:
+        message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
+        found.append(Diagnostic("MC216", message, span, help="remove it"))
+        root = yaml_tree.without(root, ("hydra",))
+    return root, found
 
-    def remove_hydra(self) -> None:
-        if (hydra := self.root.get("hydra")) is not None:
-            message, span = "a recipe cannot configure Hydra itself", hydra.key or hydra.span
-            self.found.append(Diagnostic("MC216", message, span, help="remove it"))
-            self.root = yaml_tree.without(self.root, ("hydra",))
+
+def _replaced(override: Override, configs: Iterable[Include]) -> Callable[[Node], Node | Diagnostic]:
+    """Returns the function that replaces the layout of a component, or the engine, by one that the command
+    line chooses, or returns a diagnostic if the component does not exist."""
+    layout, span = Node({}, override.value_span, override.key_span), override.key_span
+    for config in configs:
+        layout = yaml_tree.merge(layout, config.file.tree) if config.file.tree else layout
+    layout = replace(layout, key=span)
+    if not is_layout(override.parsed.package):
+        return lambda root: _chosen(root, layout)
+    path = tuple(str(override.parsed.package).removeprefix("_global_.").split("."))
+
+    def replaced(root: Node) -> Node | Diagnostic:
+        if root.at(path[:-1]) is not None:
+            return yaml_tree.put(root, path, layout)
+        names = [key for key, _ in (root.get("components") or Node({}, root.span)).items()]
+        before, _, after = override.target.partition(f".{path[1]}.")
+        fixes = renamed(span, path[1], names, after=f".{after}", before=f"{before}.")
+        message, help = f"component `{path[1]}` does not exist", did_you_mean(path[1], names)
+        return Diagnostic("MC203", message, span, help=help, fixes=fixes)
+
+    return replaced
 
 
 # Overrides of values
 
 
-def _applied(root: Node, override: Override) -> Node | Diagnostic:
+def _applied(override: Override, root: Node) -> Node | Diagnostic:
     """Returns the tree with one value set, added or deleted, or a diagnostic if the override does not apply
     to the tree."""
     if beyond := _unreachable(root, override):
         return beyond
-    old, parsed = root.at(override.path), override.parsed
+    old, parsed, target = root.at(override.path), override.parsed, override.target
     if override.is_deletion:
         return _delete(root, override, old)
     new = override.node()
-    if (
-        parsed.is_add()
-        and old is not None
-        and old.value not in (None, MISSING)
-        and not (new.is_mapping or new.is_list)
-    ):
-        return _exists_already(override, old)
+    is_value = not (new.is_mapping or new.is_list)
+    if parsed.is_add() and old is not None and old.value not in (None, MISSING) and is_value:
+        help = f"`{target}={override.value_text}` replaces it"
+        plus = Span(override.file, 1, override.text.index("+") + 1)
+        message, here, fix = f"`{target}` already exists", old.span.with_word("here"), Fix(plus, "+", "")
+        return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(fix,))
     needs_key = not parsed.is_add() and not parsed.is_force_add()
     if needs_key and old is None and not is_key(override.path, root):
-        code, message = "MC203", f"`{override.target}` is not in the recipe"
-        return _unknown(root, override, code, message)
+        return _unknown(root, override, "MC203", f"`{target}` is not in the recipe")
     if is_engine(override.group):
         return _chosen(root, new) if new.is_mapping else yaml_tree.put(root, override.path, new)
     if old is not None and new.is_mapping and not is_layout(override.group):
@@ -221,15 +203,7 @@ def _unknown(root: Node, override: Override, code: str, message: str) -> Diagnos
     return Diagnostic(code, message, span, help="" if override.is_deletion else help)
 
 
-def _exists_already(override: Override, old: Node) -> Diagnostic:
-    help = f"`{override.target}={override.value_text}` replaces it"
-    plus = Span(override.file, 1, override.text.index("+") + 1)
-    message, here = f"`{override.target}` already exists", old.span.with_word("here")
-    return Diagnostic("MC204", message, override.key_span, (here,), help, fixes=(Fix(plus, "+", ""),))
-
-
 def _unreachable(root: Node, override: Override) -> Diagnostic | None:
-    """Returns a diagnostic if a value on the path to the key is not a mapping."""
     for length in range(1, len(override.path)):
         node, key = root.at(override.path[:length]), override.path[length]
         if node is None:

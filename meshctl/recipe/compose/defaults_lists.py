@@ -49,8 +49,11 @@ class Entry:
         return not self.is_list and any("${" in option for option in self.options)
 
     def path(self, config: str) -> str:
-        """Returns the full name of the config or group, for an entry in the list of `config`."""
-        return full_name(config, self.name)
+        """Returns the full name of the config or group, for an entry in the list of `config`. Names are
+        relative to the folder of the file, or begin with `/`."""
+        if self.name.startswith("/"):
+            return posixpath.normpath(self.name.lstrip("/"))
+        return posixpath.normpath(posixpath.join(posixpath.dirname(config), self.name))
 
     def group(self, path: str) -> str:
         """Returns the config group in a path of this entry."""
@@ -59,13 +62,6 @@ class Entry:
 
 SELF = "_self_"
 """The entry that stands for the file with the list itself."""
-
-
-def full_name(config: str, name: str) -> str:
-    """Returns the full name of a config or group that the defaults list of `config` names. Names are relative
-    to the folder of the file, or begin with `/`."""
-    base = posixpath.dirname(config)
-    return posixpath.normpath(name.lstrip("/") if name.startswith("/") else posixpath.join(base, name))
 
 
 @dataclass
@@ -129,55 +125,68 @@ class DefaultsLists:
     def has_config(self, entry: Entry, config: str) -> bool:
         """Returns whether the config of an include exists. Reports it otherwise."""
         path, full = entry.name, entry.path(config)
-        if not self._exists(full, entry.span):
-            others = [option for option in self.store.options("") if option != self.store.recipe.stem]
-            after = "" if entry.package is None else f"@{entry.package}"
-            fixes = renamed(entry.span, path, others) if path == full and not after else ()
-            message = f"config `{path}` does not exist"
-            help = self._searched(full)
-            self.report("MC201", message, entry.span, help, fixes)
-            return False
-        return True
+        if self._exists(full, entry.span):
+            return True
+        others = [option for option in self.store.options("") if option != self.store.recipe.stem]
+        is_plain = path == full and entry.package is None
+        group, _, short = full.rpartition("/")
+        if meant := nearest(short, self.store.options(group)):
+            help = f"did you mean `{posixpath.join(group, meant)}`?"
+        else:
+            there = [folder for folder in self.store.folders if is_dir(folder)]
+            help = f"looked in {', '.join(f'`{self.store.display_name(folder)}`' for folder in there)}"
+        fixes = renamed(entry.span, path, others) if is_plain else ()
+        self.report("MC201", f"config `{path}` does not exist", entry.span, help, fixes)
+        return False
 
     def _valid_choice(self, key: str, option: Node, config: str) -> Iterator[Entry]:
         """Yields `layout@components.actor.parallel: hsdp` if the group and the option exist. `override` or
         `optional` can precede the group; an optional one may be missing."""
         *words, target = key.split(" ")
         group, at, package = target.partition("@")
-        span, full = option.key or option.span, full_name(config, group)
+        nodes = option.value if option.is_list else [option] if option.value is not None else []
+        entry = Entry(
+            group,
+            option.span,
+            package if at else None,
+            tuple(node.written or str(node.value) for node in nodes),
+            is_list=option.is_list,
+            is_optional="optional" in words,
+            is_override="override" in words,
+        )
+        span, full = option.key or option.span, entry.path(config)
         if group.strip("/").split("/")[0] == "hydra":
             self.report("MC216", "a recipe cannot configure Hydra itself", span, "remove this entry")
-        elif not package and full == LAYOUT:
-            help = f"write {LAYOUT}@components.NAME.parallel"
-            self.report("MC208", "a layout must name the component that it is for", span, help)
-        elif package and not _is_package(package):
-            self.report(
-                "MC203", f"`{package}` is not in the recipe", span, did_you_mean(package, RECIPE.keys)
-            )
-        elif not self.store.is_group(full) and "optional" not in words:
+        elif not self._is_placed(full, package, span, package) or entry.options is None:
+            return
+        elif not self.store.is_group(full) and not entry.is_optional:
             groups = self.store.groups()
             fixes = renamed(span, group, groups, after=target[len(group) :]) if key == target else ()
             message = f"config group `{group}` does not exist"
             self.report("MC202", message, span, did_you_mean(group, groups), fixes)
         else:
-            entry = Entry(
-                group,
-                option.span,
-                package if at else None,
-                (),
-                is_list=option.is_list,
-                is_optional="optional" in words,
-                is_override="override" in words,
-            )
-            nodes = option.value if option.is_list else [option] if option.value is not None else []
-            valid = [node for node in nodes if self._is_valid_option(entry, node, full)]
+            valid = [
+                text
+                for text, node in zip(entry.options, nodes, strict=True)
+                if text in ("", MISSING)
+                or "${" in text
+                or self.has_option(full, text, node.span, entry.is_optional)
+            ]
             if valid or not nodes:
-                yield replace(entry, options=tuple(node.written or str(node.value) for node in valid))
+                yield replace(entry, options=tuple(valid))
 
-    def _is_valid_option(self, entry: Entry, node: Node, group: str) -> bool:
-        text = node.written or str(node.value)
-        is_open = node.value == MISSING or text == "" or "${" in text
-        return is_open or self.has_option(group, text, node.span, entry.is_optional)
+    def _is_placed(self, group: str, package: str, span: Span, word: str, value: str = "") -> bool:
+        """Returns whether the package of a choice is in a recipe. Reports it otherwise."""
+        if not package and group == LAYOUT:
+            help = f"write {LAYOUT}@components.NAME.parallel{value}"
+            self.report("MC208", "a layout must name the component that it is for", span, help)
+            return False
+        first = package.partition(".")[0]
+        # Users may choose the keys of their files, so other packages are refused only if they are misspelt.
+        if not first or first[0] == "_" or first in RECIPE.keys or not nearest(first, RECIPE.keys):
+            return True
+        self.report("MC203", f"`{package}` is not in the recipe", span, did_you_mean(word, RECIPE.keys))
+        return False
 
     def has_option(self, group: str, option: str, span: Span, is_optional: bool = False) -> bool:
         """Returns whether an option of a config group exists, or is optional. Reports it otherwise."""
@@ -190,10 +199,9 @@ class DefaultsLists:
         )
         return False
 
-    def report_no_option(self, group: str, target: str, span: Span) -> None:
+    def report_no_option(self, group: str, span: Span, help: str = "") -> None:
         """Reports a choice without an option: `???`."""
-        options = did_you_mean("", self.store.options(group))
-        help = f"write `{target}=OPTION` on the command line; {options}"
+        help += did_you_mean("", self.store.options(group))
         self.report("MC211", f"no option of `{group}` was chosen", span, help)
 
     def _exists(self, name: str, span: Span) -> bool:
@@ -204,14 +212,6 @@ class DefaultsLists:
             self.report("MC210", message, span, "give the file beside the recipe another name")
         return bool(paths)
 
-    def _searched(self, name: str) -> str:
-        """Returns the help for a config that does not exist."""
-        group, _, short = name.rpartition("/")
-        if meant := nearest(short, self.store.options(group)):
-            return f"did you mean `{posixpath.join(group, meant)}`?"
-        folders = [f"`{self.store.display_name(folder)}`" for folder in self.store.folders if is_dir(folder)]
-        return f"looked in {', '.join(folders)}"
-
     # Overrides
 
     def sort(self, overrides: Iterable[Override]) -> tuple[list[Override], list[Override]]:
@@ -219,43 +219,31 @@ class DefaultsLists:
         others."""
         choices, values = list[Override](), list[Override]()
         for override in overrides:
-            if self._is_choice(override):
-                choices += [override] if self._has_options(override) else []
-            else:
-                values += [override] if self._sets_value(override) else []
+            is_choice = self._is_choice(override)
+            if self._has_options(override) if is_choice else self._sets_value(override):
+                (choices if is_choice else values).append(override)
         return choices, values
 
     def _is_choice(self, override: Override) -> bool:
         """Returns whether an override chooses options of a config group, instead of setting a value."""
-        if not self.store.is_group(override.group):
-            return False
-        if override.is_deletion:
-            return override.group not in RECIPE.keys or override.parsed.package is not None
+        is_key = override.group in RECIPE.keys and override.parsed.package is None
+        if not self.store.is_group(override.group) or override.is_deletion:
+            return self.store.is_group(override.group) and not is_key
         value = override.parsed.value()
-        if override.group in RECIPE.keys and override.parsed.package is None:
-            return isinstance(value, str) or (
-                isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-            )
-        return not isinstance(value, dict)
+        items = value if isinstance(value, list) and value else [value]
+        return all(isinstance(item, str) for item in items) if is_key else not isinstance(value, dict)
 
     def _has_options(self, override: Override) -> bool:
         """Returns whether all options that an override chooses exist. Reports missing ones."""
         if override.is_deletion:
             return True
-        value, group = override.parsed.value(), override.group
+        value, group, package = override.parsed.value(), override.group, override.parsed.package or ""
         options = value if isinstance(value, list) else [value]
-        package = override.parsed.package or ""
-        if not _is_package(package):
-            help = did_you_mean(package.partition(".")[0], RECIPE.keys)
-            self.report("MC203", f"`{package}` is not in the recipe", override.key_span, help)
-            return False
-        if group == LAYOUT and override.parsed.package is None:
-            help = f"write {LAYOUT}@components.NAME.parallel={override.value_text}"
-            self.report("MC208", "a layout must name the component that it is for", override.key_span, help)
+        first, text = package.partition(".")[0], f"={override.value_text}"
+        if not self._is_placed(group, package, override.key_span, first, text):
             return False
         if any(option in (MISSING, "", None) for option in options):
-            help = did_you_mean("", self.store.options(group))
-            self.report("MC211", f"no option of `{group}` was chosen", override.value_span, help)
+            self.report_no_option(group, override.value_span)
             return False
         names = [str(option) for option in options if "${" not in str(option)]
         return all(self.has_option(group, name, override.value_span) for name in names)
@@ -278,10 +266,3 @@ class DefaultsLists:
             help = f"to set a value, write {name.replace('/', '.')}={override.value_text}"
         self.report("MC202", message, override.key_span, help, fixes)
         return False
-
-
-def _is_package(package: str) -> bool:
-    """Returns whether a package begins with a key of recipes, or with a word of Hydra. Users may choose the
-    keys of a recipe's files, so others are refused only if they are misspelt."""
-    first = package.partition(".")[0]
-    return not first or first[0] == "_" or first in RECIPE.keys or not nearest(first, RECIPE.keys)

@@ -100,8 +100,14 @@ class Included:
 
 def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
     """Follows the defaults lists of the recipe. `choices` are the overrides that choose options; one that
-    does not apply is reported."""
-    replacing = [one for one in choices if _replaces(one)]
+    does not apply is reported. One of a layout, or of the engine, replaces it, whether or not a defaults list
+    chooses one."""
+    replacing = [
+        one
+        for one in choices
+        if not one.is_deletion
+        and (is_layout(one.parsed.package) or is_engine(one.parsed.package or one.group))
+    ]
     walk = _Walk(lists, frozenset(TOP.key_of(_entry_of(one)) for one in replacing))
     added = [entry for one in choices if one not in replacing and (entry := walk.add(one))]
     package = (walk.header(PRIMARY) or "").removeprefix(GLOBAL).removeprefix(".")
@@ -109,13 +115,6 @@ def include(lists: DefaultsLists, choices: Sequence[Override]) -> Included:
     walk.report_unused()
     new = tuple((one, tuple(_Walk(lists).enter(_entry_of(one), TOP))) for one in replacing)
     return Included(tuple(configs), new)
-
-
-def _replaces(override: Override) -> bool:
-    """Returns whether a choice replaces a layout, or the engine, whether or not a defaults list chooses
-    one."""
-    package = override.parsed.package
-    return not override.is_deletion and (is_layout(package) or is_engine(package or override.group))
 
 
 def _entry_of(override: Override) -> Entry:
@@ -203,7 +202,8 @@ class _Walk:
         if not entry.is_list and not self.is_only_choice(entry, config):
             return []
         if MISSING in entry.options or "" in entry.options:
-            self.lists.report_no_option(path, config.key_of(entry), entry.span)
+            written = f"write `{config.key_of(entry)}=OPTION` on the command line; "
+            self.lists.report_no_option(path, entry.span, written)
             return []
         parts = [self.included(entry, f"{path}/{option}", config) for option in reversed(entry.options)]
         return [one for part in reversed(parts) for one in part]

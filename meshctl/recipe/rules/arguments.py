@@ -36,8 +36,6 @@ YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
 
 
 def _constructors(facts: Facts) -> Iterator[tuple[str, Class, Signature]]:
-    """Yields (component, class, constructor) for each component with a known constructor and readable
-    `args`."""
     for name, found in facts.classes.items():
         if not isinstance(found, Class) or found.constructor is None or found.is_component is False:
             continue

@@ -14,7 +14,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.code.classes import WORDS, Class, Endpoint
 from meshctl.recipe.code.signatures import SCALARS, Hint, Signature
-from meshctl.recipe.code.user_modes import EXAMPLES, mode_problem
+from meshctl.recipe.code.tables import EXAMPLES, mode_problem
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.mistakes import odd_letter
 from meshctl.recipe.model import Input, Stage
@@ -240,7 +240,6 @@ def _input_fits_type(facts: Facts, call: Call, given: Input, hint: Hint) -> Iter
 
 
 def _collect_mode(facts: Facts, stage: Stage) -> CollectMode | None:
-    """Returns the collect mode of a stage; None if it is unknown."""
     if stage.kind != "call" or not facts.is_valid("pipeline", stage.name, "collect"):
         return None
     endpoint = facts.known_endpoint(stage)

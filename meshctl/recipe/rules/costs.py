@@ -59,7 +59,6 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
-    """Returns the devices of a type that no group uses."""
     total, end = allocation.cluster.total(kind), 0
     names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
     idle: list[tuple[int, int]] = []

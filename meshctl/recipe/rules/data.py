@@ -171,7 +171,6 @@ def _named(facts: Facts, component: str) -> Node | None:
 
 
 def _inputs(facts: Facts, component: str) -> Iterator[str]:
-    """Yields the components whose values the stages of a component take."""
     pipeline = facts.recipe.pipeline
     for stage in pipeline.values():
         if stage.component == component and stage.kind == "call":

@@ -164,7 +164,6 @@ def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Dia
 
 
 def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
-    """Returns the diagnostic for groups of one device type for which the cluster has too few devices."""
     allocation, groups = facts.allocation, facts.recipe.groups
     assert allocation is not None
     total = allocation.cluster.total(kind)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
-from meshctl.recipe.code.classes import Class, Code, Endpoint, Found
+from meshctl.recipe.code.classes import Class, Code, Endpoint, Found, GroupCode
 from meshctl.recipe.code.declarations import Declarations
-from meshctl.recipe.code.group_code import GroupCode
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tables import names_in

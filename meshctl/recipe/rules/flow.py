@@ -273,7 +273,6 @@ def _passed(facts: Facts, source: str, home: str) -> bool:
 
 
 def _shares_match(facts: Facts, one: Home, maker: str, span: Span) -> Iterator[Diagnostic]:
-    """The stage has one share per data rank of the home stage, on the same workers, and no share is empty."""
     name, component, made = one.stage.name, one.stage.component, facts.recipe.pipeline[one.home]
     mesh, home_mesh = facts.meshes.get(component), facts.meshes.get(maker)
     mode = DISPATCH.get(one.words.with_default(facts.endpoint(one.stage).dispatch).mode)

@@ -326,7 +326,6 @@ def _restartable(facts: Facts, group: DeviceGroup) -> Span:
 
 
 def _group_of(facts: Facts, component: str) -> str:
-    """Returns the group of a component; empty if there is none."""
     found = facts.recipe.components.get(component)
     group = facts.group_of(found) if found else None
     return group.name if group else ""

@@ -148,7 +148,6 @@ def copy_bytes_of(facts: Facts) -> dict[str, int]:
 
 
 def _saved_models(facts: Facts) -> dict[str, Model]:
-    """Returns the known models of components that a checkpoint contains."""
     found = dict[str, Model]()
     for name, component in facts.recipe.components.items():
         declared = facts.class_of(name)

@@ -160,7 +160,6 @@ class Placed:
 
     @cached_property
     def _sharing(self) -> list[Placed]:
-        """The components that share this layout."""
         facts, owner = self.facts, _owner(self.facts, self.component)
         components = facts.recipe.components.values()
         return [Placed(facts, other) for other in components if _owner(facts, other) == owner]
@@ -261,8 +260,8 @@ def lacking(
     lacks: str,
     help: str = "",
 ) -> Diagnostic:
-    """Returns the diagnostic about an architecture that a library cannot divide by a size, or a note if that is
-    unknown. The default of `help` names layouts that fit."""
+    """Returns the diagnostic about an architecture that a library cannot divide by a size, or a note if that
+    is unknown. The default of `help` names layouts that fit."""
     kind, at, answer = found
     span, seconds = one.span(size), (at.with_word(f"`model_type` is {kind}"),)
     if isinstance(answer, Unread):
@@ -377,8 +376,6 @@ def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _is_beyond(facts: Facts, name: str) -> bool:
-    """Returns whether a group has more devices than the cluster, or than the group
-    whose devices it shares."""
     group = facts.recipe.groups[name]
     host = facts.recipe.groups.get(group.colocate)
     exceeds_host = isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0

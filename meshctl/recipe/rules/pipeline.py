@@ -398,7 +398,6 @@ def over_has_samples(facts: Facts, block: Block) -> Iterator[Diagnostic]:
 
 
 def _minibatches_are_shared(facts: Facts, block: Block) -> Iterator[Diagnostic]:
-    """Warns where a minibatch has fewer samples than a component has shares."""
     for name in block.stages:
         stage = facts.recipe.pipeline[name]
         mesh, lead = facts.meshes.get(stage.component), facts.lead_stage(stage)

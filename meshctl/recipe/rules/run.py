@@ -98,7 +98,6 @@ def _values_in_run(facts: Facts, stage: Stage) -> int | None:
 
 
 def _metrics_of(facts: Facts, name: str) -> tuple[str, ...]:
-    """Returns the names of the metrics that are literals in the source of a stage's endpoint."""
     stage = facts.recipe.pipeline.get(name)
     endpoint = facts.known_endpoint(stage) if stage else None
     return endpoint.metrics if endpoint else ()
@@ -181,7 +180,6 @@ def tracker_exists(facts: Facts, track: Track) -> Iterator[Diagnostic]:
 
 
 def _span(facts: Facts, track: Track) -> Span:
-    """Returns where a tracker is named."""
     node = facts.node("run", "track")
     for item in node.value if node is not None and node.is_list else [node]:
         if item is not None and item.is_mapping and (named := item.get(track.name)) is not None:

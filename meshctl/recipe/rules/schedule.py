@@ -291,7 +291,6 @@ def ends_run_is_a_sources(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 
 
 def _are_known(facts: Facts) -> bool:
-    """Returns whether the stages and `run` have no errors."""
     pipeline = facts.recipe.pipeline
     are_valid = all(stage.kind and facts.is_valid("pipeline", name) for name, stage in pipeline.items())
     are_taken = all(other in pipeline for stage in pipeline.values() for other in stage.takes)

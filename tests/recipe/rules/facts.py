@@ -8,8 +8,7 @@ from textwrap import dedent
 from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Span
-from meshctl.recipe.code.classes import Code
-from meshctl.recipe.code.group_code import GroupCode
+from meshctl.recipe.code.classes import Code, GroupCode
 from meshctl.recipe.compose.yaml_tree import of_plain
 from meshctl.recipe.load import Loaded, load
 from meshctl.recipe.reader import read
