@@ -56,19 +56,24 @@ class Ranks(Type):
         seen: dict[int, Span] = {}
         for item in node.value:
             number = integer(reader, item, path, "a device number, an integer of at least 0", 0, MAX_COUNT)
-            if number is None:
-                return None
-            if number in seen:
-                message = f"`{shown(path)}` names device {number} twice"
-                reader.report(path, "MC102", message, item.span, seen[number].with_word("first here"))
+            if number is None or _is_twice(reader, f"device {number}", item, path, seen.get(number)):
                 return None
             seen[number] = item.span
         if not seen:
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span)
+            reader.empty(node, path)
         return tuple(seen) or None
 
     def schema(self) -> Schema:
         return count_or_list(minItems=1, uniqueItems=True)
+
+
+def _is_twice(reader: FieldReader, name: str, node: Node, path: KeyPath, first: Span | None) -> bool:
+    """Returns whether an item of a list is there before. Reports it."""
+    if first is not None:
+        of_list = path[:-1] if path[-1].isdigit() else path
+        message = f"`{shown(of_list)}` names {name} twice"
+        reader.report(path, "MC102", message, node.span, first.with_word("first here"))
+    return first is not None
 
 
 class DeviceCounts(Type):
@@ -80,8 +85,7 @@ class DeviceCounts(Type):
         if not node.is_mapping:
             return self.counts(reader, node, path)
         if not node.value:
-            help = "write a number, or remove it"
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            reader.empty(node, path, "write a number, or remove it")
         found: dict[str, int | tuple[int, ...]] = {}
         spans: dict[str, Span] = {}
         for key, item in node.items():
@@ -109,8 +113,7 @@ class DeviceCounts(Type):
             return Integer(1).read(reader, node, path)
         counts = [Integer().read(reader, item, (*path, str(index))) for index, item in enumerate(node.value)]
         if not any(counts) and None not in counts:
-            message, help = f"`{shown(path)}` is empty", "write one number for each node"
-            reader.report(path, "MC102", message, node.span, help=help)
+            reader.empty(node, path, "write one number for each node")
         return tuple(count or 0 for count in counts) if any(counts) else None
 
     def schema(self) -> Schema:
@@ -142,34 +145,19 @@ class NodeNames(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.is_list and not node.value:
-            help = "remove it for all nodes"
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            reader.empty(node, path, "remove it for all nodes")
             return None
-        if not node.is_list:
-            value = self._one(reader, node, path)
-            return None if value is None else (value,)
         seen: dict[int | str, Span] = {}
-        for index, item in enumerate(node.value):
-            here = (*path, str(index))
-            value = self._one(reader, item, here)
-            if value is None:
+        for index, item in enumerate(node.value if node.is_list else [node]):
+            here, value = (*path, str(index)) if node.is_list else path, item.value
+            is_name = isinstance(value, str) and NAME.fullmatch(value) is not None
+            if not is_name and not (is_whole(value) and 0 <= value <= MAX_COUNT):
+                reader.expected(self.wanted, item, here)
                 return None
-            if value in seen:
-                name = f"`{value}`" if isinstance(value, str) else f"node {value}"
-                message = f"`{shown(path)}` names {name} twice"
-                reader.report(here, "MC102", message, item.span, seen[value].with_word("first here"))
+            if _is_twice(reader, f"`{value}`" if is_name else f"node {value}", item, here, seen.get(value)):
                 return None
             seen[value] = item.span
         return tuple(seen)
-
-    def _one(self, reader: FieldReader, node: Node, path: KeyPath) -> int | str | None:
-        value = node.value
-        if isinstance(value, str) and NAME.fullmatch(value):
-            return value
-        if is_whole(value) and 0 <= value <= MAX_COUNT:
-            return int(value)
-        reader.expected(self.wanted, node, path)
-        return None
 
     def schema(self) -> Schema:
         one = {**whole(0, MAX_COUNT), "pattern": f"^{NAME.pattern}$|{OPEN}"}
@@ -189,8 +177,7 @@ class VisibleDevices(Type):
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         if node.value == "" or (node.is_list and not node.value):
-            help = "remove it to use all devices, or use `device_type: cpu`"
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
+            reader.empty(node, path, "remove it to use all devices, or use `device_type: cpu`")
             return None
         if node.is_list:
             return Arguments().read(reader, node, path)

@@ -233,10 +233,14 @@ class FieldReader:
         }
 
     def value(self, parent: Node, path: KeyPath, field: Field, section: Section) -> Any:
+        """Returns the value of a key. Reports a missing required key, unless an unknown key may be a
+        misspelling of it."""
         node = parent.get(field.key)
         if node is None:
-            if field.required:
-                self.missing(parent, (*path, field.key), field)
+            here = (*path, field.key)
+            if field.required and here not in self.wrong:
+                message, span = field.required.format(name=here[-2]), parent.key or parent.span
+                self.report(here, "MC103", message, span, help=field.required_help, missing=True)
             return field.value_if_absent
         value = field.type.read(self, node, (*path, field.key))
         return field.value_if_absent if value is None else value
@@ -245,12 +249,8 @@ class FieldReader:
         """Returns the object that an item of a mapping of names describes, such as one group."""
         return self.section(node, path, section)
 
-    def missing(self, node: Node, path: KeyPath, field: Field) -> None:
-        """Reports a missing required key, unless an unknown key may be a misspelling of it."""
-        if path in self.wrong:
-            return
-        message = field.required.format(name=path[-2])
-        self.report(path, "MC103", message, node.key or node.span, help=field.required_help, missing=True)
+    def empty(self, node: Node, path: KeyPath, help: str = "") -> None:
+        self.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
 
     def mapping(self, node: Node | None, path: KeyPath, help: str = "") -> Node | None:
         """Returns the node if it is a mapping; otherwise reports it and returns None."""
@@ -430,11 +430,9 @@ class RunName(Text):
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         name: str | None = Text().read(reader, node, path)
         if name and not is_run_name(name):
-            help = (
-                "use letters, digits, `_`, `-`, `.`, `@` and `+`"
-                if len(name) <= MAX_NAME
-                else f"use at most {MAX_NAME} letters"
-            )
+            help = "use letters, digits, `_`, `-`, `.`, `@` and `+`"
+            if len(name) > MAX_NAME:
+                help = f"use at most {MAX_NAME} letters"
             message = f"`{abbreviated(name)}` cannot be the name of a folder of runs"
             reader.report(path, "MC106", message, node.span, help=help)
         return name
@@ -495,45 +493,54 @@ class Word(Type):
 
 
 @dataclass(frozen=True)
-class Texts(Type):
+class TextList(Type):
     """A list of texts, or one text."""
 
-    names: Top | None = None
-    is_prefix: bool = False
-    """True if the name is only the first part of each text, as in `STAGE.NAME`."""
     empty: ClassVar[Any] = ()
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if isinstance(node.value, str) and node.value not in ("", MISSING):
-            return (node.value,)
-        if not node.is_list:
-            reader.expected("a list of texts", node, path)
-            return None
-        for index, item in enumerate(node.value):
-            if not isinstance(item.value, str):
-                reader.expected("text", item, (*path, str(index)))
-        return tuple(item.value for item in node.value if isinstance(item.value, str))
+        items = [(node, path)]
+        if not isinstance(node.value, str) or node.value in ("", MISSING):
+            if not node.is_list:
+                reader.expected("a list of texts", node, path)
+                return None
+            items = [(item, (*path, str(index))) for index, item in enumerate(node.value)]
+        for item, here in items:
+            if isinstance(item.value, str):
+                self.check(reader, item.value, item, here)
+            else:
+                reader.expected("text", item, here)
+        return tuple(item.value for item, _ in items if isinstance(item.value, str))
+
+    def check(self, reader: FieldReader, text: str, node: Node, path: KeyPath) -> None:
+        """Reports a text that is not allowed."""
 
     def schema(self) -> Schema:
         return texts()
+
+
+@dataclass(frozen=True)
+class Texts(TextList):
+    names: Top | None = None
+    is_prefix: bool = False
+    """True if the name is only the first part of each text, as in `STAGE.NAME`."""
 
 
 class SomeStages(Texts):
     """A list of at least one stage, or one stage."""
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        if node.is_list and not node.value:
-            help = "write the name of a stage, or remove the parameter if it has a default"
-            reader.report(path, "MC102", f"`{shown(path)}` is empty", node.span, help=help)
-            return None
-        return super().read(reader, node, path)
+        if not node.is_list or node.value:
+            return super().read(reader, node, path)
+        reader.empty(node, path, "write the name of a stage, or remove the parameter if it has a default")
+        return None
 
     def schema(self) -> Schema:
         return {**texts(), "minItems": 1}
 
 
 @dataclass(frozen=True)
-class Words(Type):
+class Words(TextList):
     """A list of words, or one word."""
 
     words: Mapping[str, str]
@@ -541,15 +548,10 @@ class Words(Type):
     noun: str
     code: str
     """The code of the diagnostic for an unknown word."""
-    empty: ClassVar[Any] = ()
 
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        found = Texts().read(reader, node, path)
-        for index, word in enumerate(found or ()):
-            if word not in self.words:
-                item = (node.value[index], (*path, str(index))) if node.is_list else (node, path)
-                reader.unknown_word(word, self.words, self.noun, self.code, *item)
-        return found
+    def check(self, reader: FieldReader, text: str, node: Node, path: KeyPath) -> None:
+        if text not in self.words:
+            reader.unknown_word(text, self.words, self.noun, self.code, node, path)
 
     def schema(self) -> Schema:
         word = words(self.words)
@@ -600,12 +602,11 @@ class Environment(Type):
             here = (*path, key)
             if not self.is_name(reader, key, item.key or item.span, here):
                 continue
-            if isinstance(item.value, bool):
-                reader.expected("text or a number", item, here, f'quote it: "{item.written}"')
-            elif is_scalar(item):
+            if is_scalar(item) and not isinstance(item.value, bool):
                 values.append((key, text_of(item)))
             else:
-                reader.expected("text or a number", item, here)
+                help = f'quote it: "{item.written}"' if isinstance(item.value, bool) else ""
+                reader.expected("text or a number", item, here, help)
         return tuple(values)
 
     def is_name(self, reader: FieldReader, name: str, span: Span, path: KeyPath) -> bool:
@@ -615,9 +616,8 @@ class Environment(Type):
         message = f"`{abbreviated(name)}` is not a valid name of an environment variable"
         message = message if name else "the name of an environment variable is empty"
         left, equals, right = name.partition("=")
-        reader.report(
-            path, "MC106", message, span, help=f"write {{{left}: {right}}}" if left and equals else ""
-        )
+        help = f"write {{{left}: {right}}}" if left and equals else ""
+        reader.report(path, "MC106", message, span, help=help)
         return False
 
     def schema(self) -> Schema:

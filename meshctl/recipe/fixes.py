@@ -33,7 +33,7 @@ BOM = "\ufeff"
 
 def meant(word: str, options: Iterable[str]) -> str:
     """Returns the only option that a word can mean, or an empty string. The word is ambiguous if two options
-    are similar. Words with different numbers are different names."""
+    are similar."""
     options, other = tuple(options), word.lower().replace("-", "_")
     if word in options or len(word) < 3:
         return ""
@@ -44,20 +44,14 @@ def meant(word: str, options: Iterable[str]) -> str:
 
 def _is_near(one: str, other: str) -> bool:
     """Returns whether one word is a misspelling of the other: few letters differ, or two have changed
-    places."""
+    places. Words with different numbers, or with a short part that differs, are different names: `train1`
+    and `train2`, `slice_tp` and `slice_dp`."""
     is_alike = SequenceMatcher(None, one, other).ratio() >= MIN_RATIO or sorted(one) == sorted(other)
-    return is_alike and not _are_different_names(one, other)
-
-
-def _are_different_names(one: str, other: str) -> bool:
-    """Returns whether two similar words are different names: `train1` and `train2`, `slice_tp` and
-    `slice_dp`."""
-    parts, other_parts = re.split(r"[_.-]", one), re.split(r"[_.-]", other)
-    if re.findall(r"\d+", one) != re.findall(r"\d+", other):
-        return True
-    if len(parts) != len(other_parts) or len(parts) == 1:
+    if not is_alike or re.findall(r"\d+", one) != re.findall(r"\d+", other):
         return False
-    return any(a != b and min(len(a), len(b)) < 3 for a, b in zip(parts, other_parts, strict=True))
+    parts, others = re.split(r"[_.-]", one), re.split(r"[_.-]", other)
+    has_other = any(a != b and min(len(a), len(b)) < 3 for a, b in zip(parts, others, strict=False))
+    return not has_other or len(parts) == 1 or len(parts) != len(others)
 
 
 def renamed(
@@ -128,22 +122,19 @@ def _fitted(fix: Fix, lines: Sequence[str]) -> Fix | None:
 
 
 def compatible(diagnostics: Iterable[Diagnostic], files: Collection[str]) -> tuple[Diagnostic, ...]:
-    """Returns the diagnostics whose fixes are all in `files` and do not overlap with fixes of earlier
-    ones."""
+    """Returns the diagnostics whose fixes are all in `files` and do not touch fixes of earlier ones."""
     kept, taken = list[Diagnostic](), list[Fix]()
     for found in diagnostics:
         new = [fix for fix in found.fixes if fix not in taken]
-        is_apart = not any(_touch(fix, other) for fix in new for other in taken)
-        if found.fixes and is_apart and all(fix.span.file in files for fix in new):
+        pairs = [sorted((fix.span, other.span)) for fix in new for other in taken]
+        touches = any(
+            (one.file, one.line) == (other.file, other.line) and other.column <= one.column + one.width
+            for one, other in pairs
+        )
+        if found.fixes and not touches and all(fix.span.file in files for fix in new):
             kept.append(found)
             taken += new
     return tuple(kept)
-
-
-def _touch(one: Fix, other: Fix) -> bool:
-    first, second = sorted((one.span, other.span))
-    is_same_line = (first.file, first.line) == (second.file, second.line)
-    return is_same_line and second.column <= first.column + first.width
 
 
 def apply(text: str, fixes: Iterable[Fix]) -> str:

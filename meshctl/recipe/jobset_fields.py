@@ -69,21 +69,13 @@ class TextMapping(Type):
 class SecretKeys(Texts):
     """A list of keys of Secrets, each with the variable that has its value."""
 
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        found: tuple[str, ...] | None = super().read(reader, node, path)
-        for index, reference in enumerate(found or ()):
-            if not SECRET_KEY.fullmatch(reference):
-                item = (node.value[index], (*path, str(index))) if node.is_list else (node, path)
-                wanted = "SECRET/VARIABLE, or SECRET/KEY as VARIABLE"
-                reader.expected(wanted, *item)
-        return found
+    def check(self, reader: FieldReader, text: str, node: Node, path: KeyPath) -> None:
+        if not SECRET_KEY.fullmatch(text):
+            reader.expected("SECRET/VARIABLE, or SECRET/KEY as VARIABLE", node, path)
 
     def schema(self) -> Schema:
-        return list_of(
-            text(f"^{SECRET_KEY.pattern}$"),
-            type=["array", "string"],
-            pattern=f"^{SECRET_KEY.pattern}$|{OPEN}",
-        )
+        pattern = f"^{SECRET_KEY.pattern}$"
+        return list_of(text(pattern), type=["array", "string"], pattern=f"{pattern}|{OPEN}")
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,9 @@ def is_key(path: KeyPath, root: Node) -> bool:
     if counts_devices(path[:-1]):
         device_type = path[-1].lower()
         return DEVICE_ALIASES.get(device_type, device_type) in ACCELERATORS
-    return path[-1] in keys_below(path[:-1], root) or _is_retired(path, root)
-
-
-def _is_retired(path: KeyPath, root: Node) -> bool:
     sections = [(section_at(path[:length], root), path[length]) for length in range(len(path))]
-    return any(section and any(key == old.key for old in section.retired) for section, key in sections)
+    is_retired = any(section and any(key == old.key for old in section.retired) for section, key in sections)
+    return path[-1] in keys_below(path[:-1], root) or is_retired
 
 
 def counts_devices(path: KeyPath) -> bool:
@@ -69,16 +66,12 @@ def keys_below(path: KeyPath, root: Node) -> tuple[str, ...]:
         return RECIPE.keys[1:]
     if counts_devices(path):
         return ACCELERATORS
-    if path[:2] == ("cluster", "nodes") and root.at(path[:3]) is None:
-        return ()
-    if path[0] in ("groups", "components", "pipeline") and root.at(path[:2]) is None:
+    is_pool = path[:2] == ("cluster", "nodes")
+    is_named = is_pool or path[0] in ("groups", "components", "pipeline")
+    if is_named and root.at(path[: 3 if is_pool else 2]) is None:
         return ()
     if path[0] == "pipeline" and len(path) == 2:
         return STAGE.keys
     inner = path[4:] if path[2:3] == ("stages",) else path[2:]
-    return () if path[0] == "pipeline" and inner[:1] == ("in",) else _keys(path, root)
-
-
-def _keys(path: KeyPath, root: Node) -> tuple[str, ...]:
-    section = section_at(path, root)
+    section = None if path[0] == "pipeline" and inner[:1] == ("in",) else section_at(path, root)
     return section.keys if section else ()

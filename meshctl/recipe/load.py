@@ -153,17 +153,14 @@ def _as_plan(composed: Composed) -> Diagnostic | None:
 
 
 def detected() -> str:
-    """Returns the device type of this machine. Loads no library."""
+    """Returns the device type of this machine. Loads no library. That of AMD's driver is also cuda in torch,
+    if it has a compute device."""
     if sys.platform == "darwin":
         return "mps"
-    if (DEV / "nvidiactl").exists() or _has_rocm():
+    has_rocm = (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
+    if (DEV / "nvidiactl").exists() or has_rocm:
         return "cuda"
     return "npu" if (DEV / "davinci_manager").exists() else "cpu"
-
-
-def _has_rocm() -> bool:
-    """Returns whether AMD's driver has a compute device, whose type in torch is also cuda."""
-    return (DEV / "kfd").exists() and any((DEV / "dri").glob("renderD*"))
 
 
 def _completed(tree: Node, stem: str, detect: Callable[[], str]) -> Node:

@@ -18,7 +18,7 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node, can_hold, put
 from meshctl.recipe.engine_fields import ENGINE
-from meshctl.recipe.field_types import Retired, Section
+from meshctl.recipe.field_types import Section
 from meshctl.recipe.fields import (
     BEST,
     CHECKPOINT,
@@ -101,15 +101,14 @@ def renamed_key(span: Span, word: str, keys: Iterable[str]) -> tuple[Fix, ...]:
 def keys_meant(node: Node, known: Sequence[str]) -> dict[str, tuple[Fix, ...]]:
     """Returns unknown key -> edit to the key that was meant, for a mapping. There is no edit if the mapping
     also contains the right key, or if two keys would get the same name."""
-    spans = {
-        key: item.key or item.span for key, item in node.items() if item.key not in (node.span, node.key)
-    }
-    fixes = {key: renamed_key(span, key, known) for key, span in spans.items() if key not in known}
-    counts = Counter((span.file, key) for key, span in spans.items())
+    items = [
+        (key, item.key or item.span) for key, item in node.items() if item.key not in (node.span, node.key)
+    ]
+    fixes = {key: renamed_key(span, key, known) for key, span in items if key not in known}
+    counts = Counter((span.file, key) for key, span in items)
     counts.update((fix.span.file, fix.text) for some in fixes.values() for fix in some)
-    return {
-        key: some for key, some in fixes.items() if all(counts[fix.span.file, fix.text] == 1 for fix in some)
-    }
+    is_one = {key: all(counts[fix.span.file, fix.text] == 1 for fix in some) for key, some in fixes.items()}
+    return {key: some for key, some in fixes.items() if is_one[key]}
 
 
 def kind_of(item: Node) -> str:
@@ -176,14 +175,9 @@ def _places(section: Section, path: KeyPath, root: Node) -> list[KeyPath]:
         return [ONLY[section]]
     top = "groups" if section is GROUP else "components" if section in (COMPONENT, PARALLEL, MODEL) else ""
     below = (section.name,) if section in (PARALLEL, MODEL) else ()
-    node = root.get(top)
-    names = (
-        [path[1]]
-        if path[:1] == (top,) and len(path) > 1
-        else [key for key, _ in node.items()]
-        if node
-        else []
-    )
+    names = [key for key, _ in (root.get(top) or root).items()] if root.get(top) else []
+    if path[:1] == (top,) and len(path) > 1:
+        names = [path[1]]
     return [(top, name, *below) for name in names] if len(names) <= MAX_PLACES else []
 
 
@@ -265,11 +259,19 @@ class _Walk:
         return replace(node, value=items)
 
     def is_refused(self, key: str, item: Node, section: Section, node: Node) -> bool:
-        """Returns whether a key is retired, or one that a stage of a block cannot have. Reports it."""
-        for old in section.retired:
-            if key == old.key:
-                self.found.append(_retired(old, item))
-                return True
+        """Returns whether a key is of an earlier version, or one that a stage of a block cannot have. Reports
+        it: as a warning where the value of a retired key had no effect."""
+        span = item.key or item.span
+        for old in (old for old in section.retired if key == old.key):
+            code, severity, help, fixes = "MC108", "error", old.help, tuple[Fix, ...]()
+            if item.value == old.idle:
+                line = f"{' ' * (span.column - 1)}{old.key}: {item.written}"
+                fixes = (Fix(replace(span, column=1, width=len(line)), line, ""),)
+                code, severity, help = "MC109", "warning", f"remove it: {old.help}"
+            self.found.append(
+                Diagnostic(code, f"`{key}` is no longer a key", span, (), help, severity, fixes)
+            )
+            return True
         if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
             return False
         if (why := NOT_IN_BLOCK.get(key)) and not (key == "stages" and node.get("repeat")):
@@ -320,14 +322,3 @@ class _Walk:
 
 def _section_of(item: Node, section: Section) -> Section:
     return stage_section(item) if section is STAGE else section
-
-
-def _retired(old: Retired, item: Node) -> Diagnostic:
-    """Returns the diagnostic for a key of an earlier version: a warning where its value had no effect."""
-    span = item.key or item.span
-    if item.value != old.idle:
-        return Diagnostic("MC108", f"`{old.key}` is no longer a key", span, help=old.help)
-    line = f"{' ' * (span.column - 1)}{old.key}: {item.written}"
-    fixes = (Fix(replace(span, column=1, width=len(line)), line, ""),)
-    help = f"remove it: {old.help}"
-    return Diagnostic("MC109", f"`{old.key}` is no longer a key", span, (), help, "warning", fixes)

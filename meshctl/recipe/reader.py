@@ -75,15 +75,17 @@ class _RecipeReader(FieldReader):
     def recipe(self, root: Node, stem: str) -> model.Recipe:
         values = self.section(root, (), RECIPE)
         name = values["name"] if root.get("name") else stem
-        cluster, run = values["cluster"], values["run"]
+        cluster, run, pipeline = values["cluster"], values["run"], values["pipeline"] or {}
+        blocks = {name: one for name, one in pipeline.items() if isinstance(one, BlockStages)}
+        stages = [blocks[name].stages if name in blocks else {name: one} for name, one in pipeline.items()]
         return model.Recipe(
             name=name if is_run_name(name) else "recipe",
             seed=values["seed"],
             cluster=_cluster(cluster) if cluster else model.Cluster(),
             groups=values["groups"] or {},
             components=values["components"] or {},
-            pipeline=flat(values["pipeline"] or {}),
-            blocks=blocks_of(values["pipeline"] or {}),
+            pipeline={name: stage for some in stages for name, stage in some.items()},
+            blocks={name: one.block for name, one in blocks.items()},
             run=_run(run) if run else Run(),
             engine=values["engine"] or EngineChoice(),
         )
@@ -110,18 +112,15 @@ class _RecipeReader(FieldReader):
         values = self.section(node, path, GROUP, without=() if node.get("program") else PROGRAM_KEYS)
         program = values.pop("program")
         arguments = {key: values.pop(key) for key in PROGRAM_KEYS if key in values}
-        if node.get("program") is None and (*path, "program") not in self.wrong:
-            self.check_no_program_keys(node, path)
-        if program is not None:
-            program = model.Program(**program, **arguments)
-        return model.DeviceGroup(name=name, program=program, **values)
-
-    def check_no_program_keys(self, node: Node, path: KeyPath) -> None:
-        for key in PROGRAM_KEYS:
+        is_known = node.get("program") is None and (*path, "program") not in self.wrong
+        for key in PROGRAM_KEYS if is_known else ():
             if (item := node.get(key)) is not None:
                 message = f"`{key}` is for a program, and this group has no `program`"
                 help = "add `program:`, or move `args` to a component" if key == "args" else "add `program:`"
                 self.report((*path, key), "MC101", message, item.key or item.span, help=help)
+        if program is not None:
+            program = model.Program(**program, **arguments)
+        return model.DeviceGroup(name=name, program=program, **values)
 
     # Components
 
@@ -162,6 +161,7 @@ class _RecipeReader(FieldReader):
         return model.Stage(name, kind="")
 
     def block(self, name: str, node: Node, path: KeyPath) -> BlockStages:
+        """Reads a block, whose stage `exam` is the stage `NAME.exam` of the pipeline."""
         values = self.section(node, path, BLOCK)
         repeat, stages = values["repeat"] or {}, values["stages"] or {}
         if (written := node.get("repeat")) is not None and written.is_mapping:
@@ -169,7 +169,23 @@ class _RecipeReader(FieldReader):
         if not stages and node.get("stages") is not None and (*path, "stages") not in self.wrong:
             span = node.key or node.span
             self.report((*path, "stages"), "MC103", f"block `{name}` has no stages", span, missing=True)
-        return block_of(name, repeat, stages, values["every"], values["when"], values["after"])
+        full = {inner: f"{name}.{inner}" for inner in stages}
+        until, over = repeat.get("until", ""), repeat.get("over", "")
+        renamed = [_renamed(stage, full) for stage in stages.values()]
+        taken = [other for stage in renamed for other in (*stage.takes, *stage.after)] + [over] * bool(over)
+        times = {"every": values["every"], "when": values["when"]}
+        times["outside"] = tuple(dict.fromkeys(other for other in taken if other not in full.values()))
+        block = Block(
+            name,
+            tuple(full.values()),
+            full.get(until, until),
+            repeat.get("times", 1),
+            over,
+            repeat.get("size", 0),
+            repeat.get("seed", 0),
+            values["after"],
+        )
+        return BlockStages(block, {one.name: replace(one, block=name, **times) for one in renamed})
 
     def check_form(self, repeat: Node, path: KeyPath) -> None:
         """Reports a `repeat` that has neither of its two forms."""
@@ -179,14 +195,11 @@ class _RecipeReader(FieldReader):
             message, span = "a block runs `until` its source ends, or `over` a stage's value", others[0]
             other = (until.key or until.span).with_word("and here")
             self.report(path, "MC570", message, span.key or span.span, other)
-        elif until is None and (over is None or repeat.get("size") is None):
+        elif until is None and (over is None or repeat.get("size") is None) and not self.has_wrong_key(path):
             lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
-            message, help = (
-                f"`repeat` needs {lacking}",
-                "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}",
-            )
-            if not self.has_wrong_key(path):
-                self.report(path, "MC103", message, repeat.key or repeat.span, help=help, missing=True)
+            help = "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}"
+            span = repeat.key or repeat.span
+            self.report(path, "MC103", f"`repeat` needs {lacking}", span, help=help, missing=True)
 
     def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         """Reads a stage of a block: a call, in every pass."""
@@ -305,55 +318,6 @@ def _checkpoint(values: Mapping[str, Any] | None) -> Checkpoint | None:
     times = {"every": 0, "seconds": every} if isinstance(every, float) else {"every": every}
     own = {**times, "best": best and Best(**best), "is_async": values["async"]}
     return Checkpoint(**{**{key: value for key, value in values.items() if key != "async"}, **own})
-
-
-# Blocks: stage `exam` of block `eval` is the stage `eval.exam` of the pipeline
-
-
-def blocks_of(pipeline: Mapping[str, Stage | BlockStages]) -> dict[str, Block]:
-    return {name: item.block for name, item in pipeline.items() if isinstance(item, BlockStages)}
-
-
-def flat(pipeline: Mapping[str, Stage | BlockStages]) -> dict[str, Stage]:
-    """Returns the stages of a pipeline by their full names, in written order."""
-    found: dict[str, Stage] = {}
-    for name, item in pipeline.items():
-        if isinstance(item, BlockStages):
-            found |= item.stages
-        else:
-            found[name] = item
-    return found
-
-
-def block_of(
-    name: str,
-    repeat: Mapping[str, Any],
-    stages: Mapping[str, Stage],
-    every: int,
-    when: str,
-    after: tuple[str, ...],
-) -> BlockStages:
-    """Returns a block from the values of its keys."""
-    full = {inner: f"{name}.{inner}" for inner in stages}
-    until = repeat.get("until", "")
-    over = repeat.get("over", "")
-    renamed = [_renamed(stage, full) for stage in stages.values()]
-    taken = [other for stage in renamed for other in (*stage.takes, *stage.after)] + [over] * bool(over)
-    outside = tuple(dict.fromkeys(other for other in taken if other not in full.values()))
-    block = Block(
-        name,
-        tuple(full.values()),
-        full.get(until, until),
-        repeat.get("times", 1),
-        over,
-        repeat.get("size", 0),
-        repeat.get("seed", 0),
-        after,
-    )
-    inside = {
-        stage.name: replace(stage, block=name, every=every, when=when, outside=outside) for stage in renamed
-    }
-    return BlockStages(block, inside)
 
 
 def _renamed(stage: Stage, full: Mapping[str, str]) -> Stage:

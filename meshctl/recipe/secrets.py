@@ -109,7 +109,7 @@ def secrets_of(tree: Node, sources: Sources, environ: RecordingEnviron) -> Secre
     return Secrets(
         paths=frozenset(by_path),
         written=written,
-        environment=_of_environment(environ.texts, text, written) if environ.texts else (),
+        environment=tuple(_of_environment(environ.texts, text, written)),
         places=frozenset((leaf.span.file, leaf.span.line, leaf.span.column) for leaf in secret),
     )
 
@@ -170,16 +170,14 @@ def _inside(node: Node) -> Iterator[str]:
             yield from literals(node.value[start:stop].strip("\"'"))
 
 
-def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> tuple[str, ...]:
-    """Returns the texts from the environment, without numbers and without texts that are public in the
+def _of_environment(texts: Iterable[str], recipe: str, written: Collection[str]) -> Iterator[str]:
+    """Yields the texts from the environment, without numbers and without texts that are public in the
     recipe."""
-
-    def is_public(text: str) -> bool:
+    for text in texts:
         is_number = re.fullmatch(r"[-+]?[\d.,_]{1,8}", text) is not None
-        is_in_recipe = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", recipe) is not None
-        return is_number or (is_in_recipe and text not in written)
-
-    return tuple(text for text in texts if len(text.strip()) >= MIN_ENVIRONMENT and not is_public(text))
+        is_public = text not in written and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", recipe) is not None
+        if len(text.strip()) >= MIN_ENVIRONMENT and not is_number and not is_public:
+            yield text
 
 
 # Redaction
@@ -195,19 +193,14 @@ def shown(node: Node, secrets: Secrets, path: KeyPath = ()) -> Node:
         if leaf.from_environment:
             text = HIDDEN
         elif (is_below or here in secrets.paths or here in places) and _has_text(leaf):
-            text = _without_literals(str(leaf.value))
+            text = str(leaf.value)
+            for piece in sorted(set(literals(text)), key=len, reverse=True):
+                text = text.replace(piece, HIDDEN) if "${" in text else HIDDEN
         elif isinstance(leaf.value, str):
             text = redact(leaf.value, secrets.written_anywhere)
         return leaf if text == leaf.value else replace(leaf, value=text, written=text)
 
     return with_leaves(node, path, hidden)
-
-
-def _without_literals(text: str) -> str:
-    """Returns only the references in the text of a secret."""
-    for piece in sorted(set(literals(text)), key=len, reverse=True):
-        text = text.replace(piece, HIDDEN) if "${" in text else HIDDEN
-    return text
 
 
 # Reports
@@ -217,33 +210,28 @@ def redact_report(report: Report, secrets: Secrets) -> Report:
     """Returns a report without secrets. A fix whose text contains a secret is dropped."""
     lines = dict(report.sources)
     shown = {file: mask_lines(file, lines[file], secrets) for file in lines}
-    found = [_redacted(found, secrets.known) for found in report.diagnostics]
-    found = [
-        replace(one, fixes=()) if any(_covers(fix.span, lines, shown) for fix in one.fixes) else one
-        for one in found
-    ]
-    return replace(report, diagnostics=tuple(found), sources=tuple(shown.items()))
 
+    def is_masked(span: Span) -> bool:
+        if not 0 < span.line <= len(lines.get(span.file, ())):
+            return False
+        part, row = slice(span.column - 1, span.column - 1 + span.width), span.line - 1
+        return lines[span.file][row][part] != shown[span.file][row][part]
 
-def _redacted(found: Diagnostic, known: Known) -> Diagnostic:
-    def span(one: Span) -> Span:
-        return replace(one, label=redact(one.label, known)) if one.label else one
+    def redacted(one: Span) -> Span:
+        return replace(one, label=redact(one.label, secrets.known)) if one.label else one
 
-    return replace(
-        found,
-        message=redact(found.message, known),
-        primary=span(found.primary) if found.primary else None,
-        seconds=tuple(map(span, found.seconds)),
-        help=redact(found.help, known),
+    found = tuple(
+        replace(
+            one,
+            message=redact(one.message, secrets.known),
+            primary=redacted(one.primary) if one.primary else None,
+            seconds=tuple(map(redacted, one.seconds)),
+            help=redact(one.help, secrets.known),
+            fixes=() if any(is_masked(fix.span) for fix in one.fixes) else one.fixes,
+        )
+        for one in report.diagnostics
     )
-
-
-def _covers(span: Span, lines: Mapping[str, Sequence[str]], shown: Mapping[str, Sequence[str]]) -> bool:
-    """Returns whether a part of the text at a span is masked."""
-    if not 0 < span.line <= len(lines.get(span.file, ())):
-        return False
-    part = slice(span.column - 1, span.column - 1 + span.width)
-    return lines[span.file][span.line - 1][part] != shown[span.file][span.line - 1][part]
+    return replace(report, diagnostics=found, sources=tuple(shown.items()))
 
 
 def mask_lines(file: str, lines: Sequence[str], secrets: Secrets = NO_SECRETS) -> tuple[str, ...]:

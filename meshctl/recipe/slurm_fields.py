@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
-from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
 from meshctl.recipe.editor_schema import OPEN, Schema, text
 from meshctl.recipe.field_types import Boolean, Field, FieldReader, Integer, Text, Texts, Type
@@ -84,25 +83,19 @@ def slurm_seconds(text: str) -> int:
     return seconds
 
 
-@dataclass(frozen=True)
 class SbatchLines(Texts):
     """Free options of sbatch."""
 
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        found: tuple[str, ...] | None = super().read(reader, node, path)
-        for index, line in enumerate(found or ()):
-            item = (node.value[index], (*path, str(index))) if node.is_list else (node, path)
-            option = OPTION.fullmatch(line)
-            if not option:
-                help = "write the text after #SBATCH, such as --exclusive or --mem=0"
-                reader.report(
-                    item[1], "MC611", f"`{line}` is not an option of sbatch", item[0].span, help=help
-                )
-            elif why := OWN.get(option[1] or option[2]):
-                message = f"`{line}` cannot be a line of its own: {why}"
-                help = "remove it" if "write" not in why else why
-                reader.report(item[1], "MC611", message, item[0].span, help=help)
-        return found
+    def check(self, reader: FieldReader, text: str, node: Node, path: KeyPath) -> None:
+        option, message = OPTION.fullmatch(text), f"`{text}` is not an option of sbatch"
+        help = "write the text after #SBATCH, such as --exclusive or --mem=0"
+        if option:
+            why = OWN.get(option[1] or option[2])
+            if why is None:
+                return
+            message = f"`{text}` cannot be a line of its own: {why}"
+            help = why if "write" in why else "remove it"
+        reader.report(path, "MC611", message, node.span, help=help)
 
     def schema(self) -> Schema:
         return {**text(OPTION_SCHEMA), "type": ["string", "array"], "items": text(OPTION_SCHEMA)}

@@ -118,10 +118,13 @@ class Trackers(Type):
             return ()
         found: dict[str, dict[str, Any]] = {}
         for name, where, options, here in self._entries(reader, node, path):
+            at = replace(where, span=where.key or where.span)
             if name in found:
-                reader.report(here, "MC102", f"`{name}` is listed twice in `track`", where.key or where.span)
-            elif self._is_known(reader, name, where, here):
+                reader.report(here, "MC102", f"`{name}` is listed twice in `track`", at.span)
+            elif name in self.section.keys or USER_TRACKER.fullmatch(name):
                 found[name] = self._options(reader, name, options, here)
+            else:
+                reader.unknown_word(abbreviated(name), self.section.keys, "a tracker", "MC102", at, here)
         return tuple(found.items())
 
     def _entries(
@@ -149,13 +152,6 @@ class Trackers(Type):
                 help = "write NAME, or {NAME: {OPTION: VALUE}}"
                 reader.expected("a tracker", item, here, help)
 
-    def _is_known(self, reader: FieldReader, name: str, where: Node, path: KeyPath) -> bool:
-        if name in self.section.keys or USER_TRACKER.fullmatch(name):
-            return True
-        at = replace(where, span=where.key or where.span)
-        reader.unknown_word(abbreviated(name), self.section.keys, "a tracker", "MC102", at, path)
-        return False
-
     def _options(self, reader: FieldReader, name: str, node: Node | None, path: KeyPath) -> dict[str, Any]:
         """Returns the options that are given. Those of a user's tracker are plain data."""
         if node is None or node.value is None or node.value is True:
@@ -175,14 +171,12 @@ class Trackers(Type):
     ) -> None:
         at = replace(item, span=item.key or item.span)
         called = [field.key for field in section.fields if key in field.aliases.split()]
+        help = f"set {SECRETS[name]} in the environment" if name in SECRETS else ""
         if key in section.keys:
             if isinstance(item.value, str) and spans(item.value):
-                message = f"`{key}` of `{name}` contains a secret"
-                reader.report(
-                    path, "MC102", message, item.span, help=f"set {SECRETS[name]} in the environment"
-                )
+                reader.report(path, "MC102", f"`{key}` of `{name}` contains a secret", item.span, help=help)
         elif is_secret(key) and name in SECRETS:
-            help = f"set {SECRETS[name]} in the environment, or log in; a recipe contains no keys"
+            help = f"{help}, or log in; a recipe contains no keys"
             reader.report(path, "MC101", f"`{name}` has no option `{abbreviated(key)}`", at.span, help=help)
         else:
             noun = f"an option of `{name}`"

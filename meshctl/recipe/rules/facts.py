@@ -208,35 +208,23 @@ class Facts:
             return self.config(stated)
         return Config("", tree=self.node("components", component, "model", "config"))
 
-    def model_files(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
-        """Returns (key path of the value that names the file, config file) for the config files of a
-        component's model: that of `model`, and those on this machine that arguments name."""
-        found: list[tuple[tuple[str, ...], Config]] = []
-        if stated := self.stated_config(component):
-            found.append((("components", component, "model", "config"), stated))
-        found += [(path, file) for path, file in self.declared_configs(component) if not file.missing]
-        return found
-
     def declared_configs(self, component: str) -> list[tuple[tuple[str, ...], Config]]:
         """Returns (key path, config) for the arguments that `MODEL` of a component's class names: the names
         of models, and mappings with values of a config. One that is not on this machine is `missing`."""
-        paths = [("components", component, *path) for path in self.declares(component).model]
-        files = [(path, self._declared_config(path)) for path in paths]
-        return [(path, file) for path, file in files if file is not None]
-
-    def _declared_config(self, path: tuple[str, ...]) -> Config | None:
-        """Returns the config that an argument names or contains; None if it is unknown."""
-        node = self.node(*path)
-        if node is None or node.from_environment or node.is_interpolated or not node.value:
-            return None
-        if node.is_mapping:
-            return Config("", tree=node)
-        name = node.value
-        if not isinstance(name, str) or name == MISSING:
-            return None
-        if name not in self.named_configs:
-            self.named_configs[name] = config_of_name(name, self.code.own, self.hub)
-        return self.named_configs[name]
+        found: list[tuple[tuple[str, ...], Config]] = []
+        for path in (("components", component, *one) for one in self.declares(component).model):
+            node = self.node(*path)
+            if node is None or node.from_environment or node.is_interpolated or not node.value:
+                continue
+            name = node.value
+            if node.is_mapping:
+                found.append((path, Config("", tree=node)))
+            elif isinstance(name, str) and name != MISSING:
+                if name not in self.named_configs:
+                    self.named_configs[name] = config_of_name(name, self.code.own, self.hub)
+                if file := self.named_configs[name]:
+                    found.append((path, file))
+        return found
 
     def declared_values(self, component: str) -> Node | None:
         """Returns the values of the config to which `MODEL` of a component's class leads; None if there are

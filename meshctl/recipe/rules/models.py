@@ -29,13 +29,14 @@ DIVIDED_BY_TP = {"num_heads": "heads", "num_kv_heads": "kv heads", "hidden_size"
 def config_is_readable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The file that `model` names exists and is a valid config. An argument that `MODEL` names may also be
     the name of a model on a hub."""
-    for path, file in facts.model_files(component.name):
+    stated = facts.stated_config(component.name)
+    files = [(("components", component.name, "model", "config"), stated)] if stated else []
+    files += [(path, file) for path, file in facts.declared_configs(component.name) if not file.missing]
+    for path, file in files:
         if file.wrong:
             span = facts.value(*(path if facts.is_named(*path) else path[:-1]))
-            help = (
-                "models are not downloaded: write the path of a config.json or of its folder, "
-                "or the sizes: {num_heads: 32}"
-            )
+            help = "models are not downloaded: write the path of a config.json or of its folder, "
+            help += "or the sizes: {num_heads: 32}"
             yield Diagnostic("MC430", file.wrong, span, (file.at,) if file.at else (), help)
 
 
