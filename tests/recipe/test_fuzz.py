@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from meshctl.recipe.load import load
 from tests.examples import examples
-from tests.recipe.fuzzing import CORRECT, WATCH, Found, Input, check, corpus, mutated, warm
+from tests.recipe.fuzzing import WATCH, Found, Input, check, corpus, mutated, warm
 
 
 @pytest.fixture(scope="module")
@@ -45,40 +43,6 @@ def test_thousands_of_secrets_and_a_million_devices_take_two_seconds_at_most(
     recipe: str, folder: Path
 ) -> None:
     assert check(Input(recipe.encode()), folder).readable
-
-
-LETTERS = st.characters(exclude_categories=["Cs"])
-ARGUMENT = st.text(
-    st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
-    | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
-    max_size=40,
-)
-"""An argument of a command line, as Python decodes it: bytes that are not UTF-8 are these surrogates."""
-NAME = st.text(st.characters(exclude_characters="\x00/", exclude_categories=["Cs"]), min_size=1, max_size=40)
-FROM_ENVIRONMENT = b'groups: {a: {ranks: "${oc.env:A}", device_type: "${oc.env:A}"}}\nname: "${oc.env:A,x}"\n'
-INPUTS = {
-    "bytes": st.builds(Input, st.binary(max_size=400)),
-    "overrides": st.builds(
-        lambda given: Input(CORRECT.recipe, tuple(given), word="".join(given[:1])),
-        st.lists(ARGUMENT, max_size=3),
-    ),
-    "names": st.builds(
-        lambda name, value: Input(FROM_ENVIRONMENT, name=f"{name}.yaml", environ={"A": value}),
-        NAME,
-        st.text(LETTERS, max_size=40),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", INPUTS)
-@settings(
-    max_examples=examples(15, 2000),
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    deadline=None,
-)
-@given(data=st.data())
-def test_any_input_ends_in_a_report(kind: str, folder: Path, data: st.DataObject) -> None:
-    check(data.draw(INPUTS[kind]), folder)
 
 
 def test_it_sees_what_a_recipe_must_not_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

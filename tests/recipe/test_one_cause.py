@@ -157,3 +157,16 @@ def test_a_missing_key_is_reported_in_the_recipe_and_not_in_the_layout_that_it_i
 def test_an_empty_list_of_metrics_has_no_value() -> None:
     [error] = load("blocks.yaml", ["run.show="], FOLDER, environ={}).report.errors
     assert error.message == "`show` must be a list of texts, but it has no value"
+
+
+def test_a_name_that_is_missing_is_reported_once() -> None:
+    [error] = errors_of("grpo.yaml", ("group: rollout", "group: inference"))
+    assert error.code == "MC500" and {span.label for span in error.seconds} == {"and here"}
+    assert error.help == "available: `rollout`, `train` and `judge`"
+
+
+@pytest.mark.parametrize("written", ["[batch rollouts]", "batch rollouts"])
+def test_names_without_a_comma_between_them(written: str) -> None:
+    [error] = errors_of("grpo.yaml", ("in: rollouts", f"in: {written}"))
+    help = "write `,` between the names of the stages: [batch, rollouts]"
+    assert (error.code, error.help, error.fixes) == ("MC530", help, ())

@@ -9,7 +9,8 @@ import pytest
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.rules.costs import devices_are_used, process_groups_stay_on_node
+from meshctl.recipe.rules import costs, rules_of
+from meshctl.recipe.rules.costs import devices_are_used
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 from tests.recipe.rules.facts import facts_of
 
@@ -35,7 +36,8 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
         "groups": {"train": {"ranks": 100_000, "device_type": "cuda"}},
         "components": {"actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": parallel}},
     }
-    (found,) = process_groups_stay_on_node(facts_of(recipe))
+    facts = facts_of(recipe)
+    (found,) = (one for rule in rules_of(costs) for one in rule(facts) if one.code == "MC420")
     assert found.message == "all 6250 tp groups of `actor` cross nodes"
     assert found.help == "`tp_size: 8` stays inside a node"
 
