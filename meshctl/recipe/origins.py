@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
@@ -94,18 +93,29 @@ def line_of(value: Any) -> str:
 
 
 def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
-    assert loaded.tree is not None
-    secrets = loaded.secrets
+    tree, secrets = loaded.tree, loaded.secrets
+    assert tree is not None
     if leaf.inferred_from:
         return Origin(path, _plain(leaf, path, secrets), "inferred", None, leaf.inferred_from)
+    links: list[Reference] = []
+    for text, target in references(leaf.value, path) if leaf.is_interpolated else ():
+        node = tree.at(target) if target is not None else None
+        written = str(_plain(Node(text, leaf.span), path, secrets))  # the default of `oc.env` may be secret
+        span = node.span if node is not None and not node.inferred_from else None
+        links.append(Reference(written, target, span))
+    older, last = list[Replaced](), leaf.span
+    for node in replaced(tree, path):
+        if node.span != last:
+            older.append(Replaced(_plain(node, path, secrets), node.span))
+        last = node.span
     return Origin(
         path=path,
         value=_plain(leaf, path, secrets),
-        kind=kind_of(leaf.span, loaded.tree),
+        kind=kind_of(leaf.span, tree),
         span=leaf.span,
         resolved=_resolved(loaded, path, leaf),
-        references=tuple(_references(loaded.tree, path, leaf, secrets)),
-        replaced=tuple(_replaced(loaded.tree, path, leaf, secrets)),
+        references=tuple(links),
+        replaced=tuple(older),
     )
 
 
@@ -119,36 +129,14 @@ def _plain(node: Node, path: KeyPath, secrets: Secrets) -> Any:
     return UNREAD if node.value is BROKEN else plain(shown(node, secrets, path))
 
 
-def _references(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Reference]:
-    if leaf.is_interpolated:
-        for written, target in references(leaf.value, path):
-            node = tree.at(target) if target is not None else None
-            text = str(
-                _plain(Node(written, leaf.span), path, secrets)
-            )  # the default of `oc.env` may be secret
-            yield Reference(text, target, node.span if node is not None and not node.inferred_from else None)
-
-
-def _replaced(tree: Node, path: KeyPath, leaf: Node, secrets: Secrets) -> Iterator[Replaced]:
-    last = leaf.span
-    for node in replaced(tree, path):
-        if node.span != last:
-            yield Replaced(_plain(node, path, secrets), node.span)
-        last = node.span
-
-
 def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
     """Returns the resolved value in a tuple; an empty tuple if it equals the value in the file or is
     unknown."""
-    facts = loaded.facts
-    if facts is None:
-        return ()
-    node = facts.node(*path)
+    node = loaded.facts.node(*path) if loaded.facts else None
     if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
         return ()
-    if path in loaded.secrets.paths or _leads_to_secret(loaded, path, leaf):
-        return (HIDDEN,)
-    return (_plain(node, path, loaded.secrets),)
+    is_secret = path in loaded.secrets.paths or _leads_to_secret(loaded, path, leaf)
+    return (HIDDEN if is_secret else _plain(node, path, loaded.secrets),)
 
 
 def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:

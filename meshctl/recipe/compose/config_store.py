@@ -111,8 +111,8 @@ class ConfigStore:
         header = "\n".join(text.lines[:8])
         if text.tree is None or any(found.code in UNREADABLE for found in text.found):
             return Config(header=header)
-        items = {key: item for key, item in text.tree.items() if key != "defaults"}
-        return Config(replace(text.tree, value=items), text.tree.get("defaults"), header)
+        items = dict(text.tree.items())
+        return Config(replace(text.tree, value=items), items.pop("defaults", None), header)
 
     @property
     def found(self) -> list[Diagnostic]:

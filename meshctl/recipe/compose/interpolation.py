@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -63,18 +64,10 @@ def references(text: str, path: KeyPath) -> Iterator[tuple[str, KeyPath | None]]
         target = None
         if "${" in part:
             yield from references(part, path)
-        elif not colon:
-            target = _valid_target(name, path)
-        elif name == "oc.select":
-            target = _valid_target(next(iter(split_arguments(arguments)), ""), path)
+        elif not colon or name == "oc.select":
+            with suppress(InvalidInterpolation):
+                target = target_of(next(iter(split_arguments(arguments)), "") if colon else name, path)
         yield f"${{{part}}}", target
-
-
-def _valid_target(text: str, path: KeyPath) -> KeyPath | None:
-    try:
-        return target_of(text, path)
-    except InvalidInterpolation:
-        return None
 
 
 def target_of(text: str, path: KeyPath) -> KeyPath:
@@ -130,11 +123,8 @@ def split_arguments(text: str) -> list[str]:
     parts = re.findall(r"\s*('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^,]*)\s*(?:,|$)", text)
     if parts and parts[-1] == "" and not text.rstrip().endswith(","):
         parts.pop()
-    return [_unquoted(part.strip()) for part in parts]
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] in "'\"" and text[-1] == text[0] else text
+    texts = [part.strip() for part in parts]
+    return [one[1:-1] if len(one) > 1 and one[0] in "'\"" and one[-1] == one[0] else one for one in texts]
 
 
 # Values
@@ -339,7 +329,9 @@ class _Resolver:
 
     def suggestion(self, target: KeyPath) -> str:
         """Returns the help for a reference to a value that does not exist."""
-        depth, keys = _lost(self.root, target)
+        depth = next(length for length in range(len(target)) if self.root.at(target[: length + 1]) is None)
+        parent = self.root.at(target[:depth])
+        keys = [key for key, _ in parent.items()] if parent else []
         if near := nearest(target[depth], keys):
             return f"did you mean `${{{'.'.join((*target[:depth], near, *target[depth + 1 :]))}}}`?"
         if target[-1].isupper():
@@ -351,10 +343,3 @@ def _is_kept(path: KeyPath) -> bool:
     """Returns whether `oc.env` in the value at a path is kept as written: for the worker, or in `vars` for
     the values that refer to it."""
     return path[:1] == ("vars",) or (len(path) > 2 and (path[0], path[2]) in KEPT)
-
-
-def _lost(root: Node, target: KeyPath) -> tuple[int, list[str]]:
-    """Returns (index of the first key of `target` that does not exist, existing keys of that mapping)."""
-    depth = next(length for length in range(len(target)) if root.at(target[: length + 1]) is None)
-    parent = root.at(target[:depth])
-    return depth, [key for key, _ in parent.items()] if parent else []

@@ -149,14 +149,13 @@ def hydra_errors() -> tuple[type[Exception], ...]:
 
 def parse(texts: Sequence[str]) -> tuple[list[Override], list[Diagnostic]]:
     """Returns the overrides that are syntactically valid, and diagnostics about the others."""
+    length, exceeded = sum(map(len, texts)), ""
     if len(texts) > MAX_OVERRIDES:
-        message = f"{len(texts)} overrides exceed the limit of {MAX_OVERRIDES}; put them into a recipe"
-        return [], [Diagnostic("MC206", message)]
-    if (length := sum(map(len, texts))) > MAX_LENGTH:
-        message = (
-            f"overrides of {length:,} characters exceed the limit of {MAX_LENGTH:,}; put them into a recipe"
-        )
-        return [], [Diagnostic("MC206", message)]
+        exceeded = f"{len(texts)} overrides exceed the limit of {MAX_OVERRIDES}"
+    elif length > MAX_LENGTH:
+        exceeded = f"overrides of {length:,} characters exceed the limit of {MAX_LENGTH:,}"
+    if exceeded:
+        return [], [Diagnostic("MC206", f"{exceeded}; put them into a recipe")]
     results = [_parse(text, file_of(number)) for number, text in enumerate(texts, 1)]
     overrides = [one for one in results if isinstance(one, Override)]
     return overrides, [one for one in results if isinstance(one, Diagnostic)]

@@ -75,13 +75,13 @@ def read(data: bytes, name: str) -> Text:
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
-    before = data[: error.start]
-    line = before.count(b"\n") + 1
-    column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+    _, _, last = data[: error.start].rpartition(b"\n")
+    line = data[: error.start].count(b"\n") + 1
     message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
     if data.startswith(UTF_16):
         message = f"`{name}` is UTF-16, not UTF-8"
-    wrong = Diagnostic("MC002", message, Span(name, line, column), help="save the file as UTF-8")
+    at = Span(name, line, len(last.decode("utf-8", "replace")) + 1)
+    wrong = Diagnostic("MC002", message, at, help="save the file as UTF-8")
     return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
 
 
@@ -184,24 +184,22 @@ class _Builder:
 
     def scalar(self, event: Any, span: Span, key: Span | None) -> Node:
         last = event.end_mark.line - (event.end_mark.column == 0 and event.style in ("|", ">"))
-        lines = max(1, last - event.start_mark.line + 1)
-        node = Node(event.value, span, key, event.value, lines=lines)
+        node = Node(event.value, span, key, event.value, lines=max(1, last - event.start_mark.line + 1))
         tag = self.tag(event)
         if tag == CORE + "str":
             return node
+        wrong = ""
         if self.is_refused_tag(tag, SCALARS, span):
             return self.broken(node)
         if is_too_long(tag, node.written):
-            self.report("MC006", f"a number of {len(node.written):,} characters is too long", span)
-            return self.broken(node)
-        try:
-            value = construct(self.loader, yaml.ScalarNode(tag, node.written))
-            return Node(value, span, key, node.written, lines=lines)
-        except (ValueError, KeyError, IndexError):
-            self.report(
-                "MC006", f"`{abbreviated(node.written, 40)}` is not a valid {tag.removeprefix(CORE)}", span
-            )
-            return self.broken(node)
+            wrong = f"a number of {len(node.written):,} characters is too long"
+        else:
+            try:
+                return replace(node, value=construct(self.loader, yaml.ScalarNode(tag, node.written)))
+            except (ValueError, KeyError, IndexError):
+                wrong = f"`{abbreviated(node.written, 40)}` is not a valid {tag.removeprefix(CORE)}"
+        self.report("MC006", wrong, span)
+        return self.broken(node)
 
     def broken(self, node: Node) -> Node:
         self.text.refused.append(node)
@@ -253,20 +251,20 @@ class _Builder:
     # Mappings
 
     def mapping(self) -> tuple[dict[str, Node], int, Any]:
-        """Returns (items, nesting depth, end event) of a mapping."""
+        """Returns (items, nesting depth, end event) of a mapping. The items of the mapping itself override
+        those that `<<` merges into it."""
         items, merged = dict[str, Node](), dict[str, Node]()
         merge_key: Span | None = None
         height = 1
         while not isinstance(event := self.event(), yaml.MappingEndEvent):
-            is_scalar = isinstance(event, yaml.ScalarEvent)
-            is_merge = is_scalar and self.tag(event) == CORE + "merge"
+            is_merge = isinstance(event, yaml.ScalarEvent) and self.tag(event) == CORE + "merge"
             key, span = self.key(event)
             height = max(height, 1 + self.height)
             value = self.node(self.event(), span)
             height = max(height, 1 + self.height)
+            first, help = None, "keep one of them"
             if is_merge:
-                if merge_key:
-                    self.report_twice("<<", span, merge_key, "merge several in one list: `<<: [*a, *b]`")
+                first, help = merge_key, "merge several in one list: `<<: [*a, *b]`"
                 merged, merge_key = _under(merged, self.merged(value)), span
             elif key is None:
                 self.text.refused.append(value)
@@ -274,15 +272,14 @@ class _Builder:
                 items[key] = value
             else:
                 old = items[key]
-                self.report_twice(key, span, old.key or old.span, "keep one of them")
+                first = old.key or old.span
                 self.text.refused.append(value)
                 if old.is_mapping and value.is_mapping:
                     items[key] = merge(old, value)
+            if first:
+                message = f"`{'<<' if is_merge else key}` is given twice"
+                self.report("MC005", message, span, first.with_word("first given here"), help=help)
         return _under(items, merged), height, event
-
-    def report_twice(self, key: str, span: Span, first: Span, help: str) -> None:
-        first = first.with_word("first given here")
-        self.report("MC005", f"`{key}` is given twice", span, first, help=help)
 
     def merged(self, value: Node) -> dict[str, Node]:
         """Returns the items that `<<` merges into a mapping. If several sources have a key, the first one is
@@ -345,7 +342,7 @@ def _under(items: dict[str, Node], merged: dict[str, Node]) -> dict[str, Node]:
     return {**merged, **own}
 
 
-# Syntax errors, at the place where the user can correct them. Most are one of few mistakes: a tab, a character
+# Syntax errors, at the place where the user can correct them. Most are one of few mistakes: a tab, a letter
 # that only looks like one of YAML, or a missing quote or bracket
 
 FORBIDDEN = re.compile("[^\x09\x0a\x0d\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
