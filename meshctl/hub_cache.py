@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w.-]*/)?\w[\w.-]*", re.ASCII)
@@ -124,18 +125,11 @@ def _shards(index: Path) -> list[str]:
 
 
 def _snapshots(folder: Path) -> Iterator[Path]:
-    if latest := _latest(folder):
-        yield folder / "snapshots" / latest
-    try:
-        yield from (folder / "snapshots" / commit for commit in sorted(os.listdir(folder / "snapshots")))
-    except (OSError, ValueError):
-        return
-
-
-def _latest(folder: Path) -> str:
-    try:
+    """Yields the snapshots of a model, that of the latest download first."""
+    with suppress(OSError, ValueError):
         with open(folder / "refs" / "main", "rb") as file:
-            text = file.read(MAX_REF_BYTES).decode().strip()
-    except (OSError, ValueError):
-        return ""
-    return text if re.fullmatch(r"\w+", text, re.ASCII) else ""
+            latest = file.read(MAX_REF_BYTES).decode().strip()
+        if re.fullmatch(r"\w+", latest, re.ASCII):
+            yield folder / "snapshots" / latest
+    with suppress(OSError, ValueError):
+        yield from (folder / "snapshots" / commit for commit in sorted(os.listdir(folder / "snapshots")))

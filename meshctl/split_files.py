@@ -34,17 +34,13 @@ def files_at(
     places = [Path(folder, path) for folder in folders]
     place = next((place for place in places if os.path.exists(place)), None)
     folder = place if place is not None and os.path.isdir(place) else None
-    found = files_in(folder, suffixes) if folder else [place] if place else _matching(places)
-    if folder and not found:
+    matching = (sorted(map(Path, glob.glob(str(one)))) for one in places if glob.has_magic(str(one)))
+    found = [place] if place else next((some for some in matching if some), [])
+    if folder and not (found := files_in(folder, suffixes)):
         return [], f"the folder `{path}` has no {' or '.join(suffixes)} file, and no saved dataset"
     if unknown := [one for one in found if suffixes and one.suffix not in suffixes]:
         return [], f"`{unknown[0].name}` is not one of {', '.join(suffixes)}"
     return of_split(found, path, split, folder) if found and split else (found, "")
-
-
-def _matching(patterns: Sequence[Path]) -> list[Path]:
-    found = (sorted(map(Path, glob.glob(str(one)))) for one in patterns if glob.has_magic(str(one)))
-    return next((matching for matching in found if matching), [])
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:

@@ -90,20 +90,17 @@ class Sections(Type):
         if not node.is_list:
             reader.expected("a list of mappings", node, path)
             return None
-        return tuple(
-            self._one(reader, item, (*path, str(index)))
-            for index, item in enumerate(node.value)
-            if reader.mapping(item, (*path, str(index)))
-        )
-
-    def _one(self, reader: FieldReader, node: Node, path: KeyPath) -> dict[str, Any]:
-        for key, item in node.items():
-            if key not in self.section.keys:
-                at = Node(item.value, item.key or item.span)
-                reader.unknown_word(
-                    key, self.section.keys, f"a key of {self.section.title}", "MC101", at, (*path, key)
-                )
-        return reader.section(node, path, self.section)
+        found = []
+        for index, item in enumerate(node.value):
+            here = (*path, str(index))
+            if reader.mapping(item, here) is None:
+                continue
+            for key, value in item.items():
+                if key not in self.section.keys:
+                    at, noun = Node(value.value, value.key or value.span), f"a key of {self.section.title}"
+                    reader.unknown_word(key, self.section.keys, noun, "MC101", at, (*here, key))
+            found.append(reader.section(item, here, self.section))
+        return tuple(found)
 
     def schema(self) -> Schema:
         return list_of(self.section.schema())

@@ -9,6 +9,7 @@ of its components for each count, which differ from those of the recipe in dp an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import lcm
 from typing import Any
 
@@ -73,26 +74,18 @@ def allocation_of(recipe: Recipe) -> Allocation:
 def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
     """Yields the numbers of neighbouring ranks of a group that exchange data within every layer, and those
     that shard a replica (HSDP)."""
-    components = [each for each in recipe.components_of(group) if _states_close_dims(each)]
-    if not components or recipe.groups[group].device_type == "cpu":
-        return
     meshes = []
-    for component in components:
-        try:
-            meshes.append(mesh_of(recipe, component))
-        except NoMesh:
-            continue
+    for component in recipe.components_of(group) if recipe.groups[group].device_type != "cpu" else ():
+        layout = component.parallel
+        if isinstance(layout, Sizes) and any(key in CLOSE_SIZES for key, _ in layout.given):
+            with suppress(NoMesh):
+                meshes.append(mesh_of(recipe, component))
     for dim in (*WITHIN_LAYERS, "fsdp"):
         for mesh in meshes:
             stride, size = mesh.stride(dim), mesh.size(dim)
             is_close = dim != "fsdp" or mesh.size("dp") > 1
             if stride and size > 1 and is_close:
                 yield size * stride
-
-
-def _states_close_dims(component: Component) -> bool:
-    layout = component.parallel
-    return isinstance(layout, Sizes) and any(key in CLOSE_SIZES for key, _ in layout.given)
 
 
 # Elastic groups
@@ -121,19 +114,14 @@ def layouts_of(recipe: Recipe, group: str, most: int, least: int) -> Iterator[La
 def replica_ranks(recipe: Recipe, group: str) -> int:
     """Returns the least number of ranks that hold whole replicas of all components of a group: its smallest
     count. Raises `NoMesh` if the sizes of a component are wrong."""
-    fixed = (_fixed_ranks(recipe, one) for one in recipe.components_of(group))
+    meshes = [mesh_of(recipe, one) for one in recipe.components_of(group)]
+    fixed = (mesh.world_size // (mesh.size("dp") * mesh.size("fsdp")) for mesh in meshes)
     return _devices_per_worker(recipe, group) * lcm(*fixed)
 
 
 def _devices_per_worker(recipe: Recipe, group: str) -> int:
     found = recipe.groups[group]
     return 1 if found.device_type == "cpu" else found.gpus_per_worker
-
-
-def _fixed_ranks(recipe: Recipe, component: Component) -> int:
-    """Returns the product of all sizes of a component but dp and fsdp."""
-    mesh = mesh_of(recipe, component)
-    return mesh.world_size // (mesh.size("dp") * mesh.size("fsdp"))
 
 
 def _sizes(recipe: Recipe, component: Component, workers: int) -> Mapping[str, int]:

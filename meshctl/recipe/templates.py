@@ -192,10 +192,9 @@ def files(choice: Choice, stem: str, module: str, shown: str, heading: str = "")
     check(choice)
     if choice.kind in RECIPES:
         return _recipe_files(choice, stem, module, shown, heading)
-    found = {
-        f"{stem}.yaml": heading
-        + _filled(_shipped(f"{choice.kind}.yaml"), _words(choice, stem, module, shown))
-    }
+    words = _words(choice, stem, module, shown)
+    text = re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], _shipped(f"{choice.kind}.yaml"))
+    found = {f"{stem}.yaml": heading + text}
     if not choice.script:
         found[f"{module}.py"] = _shipped(f"{choice.kind}.py")
     return found
@@ -268,10 +267,6 @@ def _shipped_recipe(name: str) -> str:
     homes = (PACKAGE_DIR / "recipes", PACKAGE_DIR.parent / "recipes")
     file = next((home / name for home in homes if (home / name).is_file()), homes[0] / name)
     return file.read_text(encoding="utf-8")
-
-
-def _filled(text: str, words: Mapping[str, str]) -> str:
-    return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], text)
 
 
 def _words(choice: Choice, stem: str, module: str, shown: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice, product
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from meshctl.dataclass import dataclass
@@ -270,7 +271,9 @@ def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
         return [text]
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parser = OverridesParser.create(config_loader=_GroupOptions(options))  # type: ignore[arg-type]
+    # The part of Hydra's config loader that is used to expand a `glob`
+    loader: Any = SimpleNamespace(get_group_options=lambda group, results_filter=None: [*options(group)])
+    parser = OverridesParser.create(config_loader=loader)
     try:
         (parsed,) = parser.parse_overrides([text])
         if not parsed.is_sweep_override():
@@ -282,13 +285,3 @@ def _values(text: str, options: Callable[[str], Sequence[str]]) -> list[str]:
     if not values:
         raise CannotSweep(f"`{text}` has no value")
     return values
-
-
-@dataclass(frozen=True)
-class _GroupOptions:
-    """The part of Hydra's config loader that is used to expand a `glob`."""
-
-    options: Callable[[str], Sequence[str]]
-
-    def get_group_options(self, group_name: str, results_filter: Any = None) -> list[str]:
-        return list(self.options(group_name))

@@ -162,30 +162,29 @@ def _saved_models(facts: Facts) -> dict[str, Model]:
 def model_of(facts: Facts, component: Component) -> Model | None:
     """Returns the model of a component; None if the bytes of its class are unknown, or its layout is wrong.
     Raises `UnknownBytes` if its parameters are not known."""
-    found, mesh = facts.class_of(component.name), facts.meshes.get(component.name)
+    name, found, mesh = component.name, facts.class_of(component.name), facts.meshes.get(component.name)
     if found is None or not found.is_component or found.declares.shipped.trained_by is None or mesh is None:
         return None
-    training, head = _training(facts, component), _text(facts, component.name, "head", "lm")
-    parameters = _parameters(facts, component.name, head)
-    _check_mesh(mesh, parameters, found.declares.layouts)
-    stages = _stages(facts, component.name, mesh, parameters)
+    training, layouts = _training(facts, component), found.declares.layouts
+    parameters = _parameters(facts, name, _text(facts, name, "head", "lm"))
+    _check_mesh(mesh, parameters, layouts)
+    stages = _stages(facts, name, mesh, parameters)
     shards = mesh.size("fsdp") * mesh.size("cp")
     split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
     pipeline = facts.recipe.pipeline.values()
-    syncs = [one for one in pipeline if one.kind == "sync" and component.name in (one.component, one.to)]
-    is_known = found.declares.layouts.tp_plan == LIBRARY
+    syncs = tuple(one for one in pipeline if one.kind == "sync" and name in (one.component, one.to))
     layout = Layout(
         split,
         mesh.size("cp"),
         mesh.ulysses_size,
         mesh.sequence_parallel,
-        DTYPE_BYTES.get(_text(facts, component.name, "compute_dtype", ""), 0),
-        _experts_per_token(facts, component.name),
+        DTYPE_BYTES.get(_text(facts, name, "compute_dtype", ""), 0),
+        _experts_per_token(facts, name),
         mesh.size("pp"),
         mesh.vpp_size,
     )
-    moved = moves(stages[0], training, layout) if is_known else ()
-    return Model(tuple(parameters), training, split, tuple(syncs), tuple(map(tuple, stages)), moved)
+    moved = moves(stages[0], training, layout) if layouts.tp_plan == LIBRARY else ()
+    return Model(tuple(parameters), training, split, syncs, tuple(map(tuple, stages)), moved)
 
 
 def _experts_per_token(facts: Facts, component: str) -> int:

@@ -198,19 +198,16 @@ class Placed:
         if dim == "pp" and size > 1 and any(one.lacks_stages for one in self._sharing):
             return False
         if dim == "tp":
-            lacks_tp = size > 1 and any(self._lacks_tp(one.name) for one in self._sharing)
+            # The library may have no plan of an architecture, or `lora` cannot adapt a layer on tp.
+            plans, names = self.facts.tp_plans, [one.name for one in self._sharing] if size > 1 else []
+            lacks_plan = any(plans[name].exists is False for name in names if name in plans)
+            lacks_tp = lacks_plan or any(name in self.facts.not_adapted for name in names)
             return not lacks_tp and not any(model.undivided_by_tp(size) for model in self._models)
         if dim == "ep":
             return all(model.get("num_experts") % size == 0 for model in self._models)
         if dim == "ulysses" and not with_ring:
             return all(model.get("num_heads") % size == 0 for model in self._models)
         return True
-
-    def _lacks_tp(self, name: str) -> bool:
-        """Returns whether the library has no plan for tp of the architecture of a component, or `lora` cannot
-        adapt a layer on tp."""
-        plan = self.facts.tp_plans.get(name)
-        return (plan is not None and plan.exists is False) or name in self.facts.not_adapted
 
     def _layout_fits(self, layout: Mapping[str, int], with_ring: bool) -> bool:
         if self.sizes.sequence_parallel and layout.get("tp", 1) == 1:
@@ -290,9 +287,8 @@ def min_samples(facts: Facts, components: Collection[str]) -> int:
         mode = DISPATCH.get(dispatch.with_default(facts.endpoint(stage).dispatch).mode)
         execute = EXECUTE.get(facts.modes[name].execute)
         source = facts.recipe.pipeline.get(first_input.stages[0]) if first_input else stage
-        if mode is None or not mode.is_by_data_rank or execute is None or not execute.is_joint:
-            continue
-        if source and source.samples and not dispatch.allow_empty and not dispatch.home:
+        is_divided = mode is not None and mode.is_by_data_rank and execute is not None and execute.is_joint
+        if is_divided and source and source.samples and not dispatch.allow_empty and not dispatch.home:
             fewest = min(fewest, source.samples)
     return fewest
 
@@ -347,14 +343,11 @@ def _is_ordered(sizes: Sizes) -> bool:
 
 
 def order_names_all_dims(facts: Facts, component: Component) -> Iterator[Diagnostic]:
-    sizes = component.parallel
-    if (
-        isinstance(sizes, Sizes)
-        and not _is_ordered(sizes)
-        and facts.is_valid("components", component.name, "parallel")
-    ):
-        message = f"`order` must component.name {', '.join(DIMS)}, each once"
-        span = facts.value("components", component.name, "parallel", "order")
+    name, sizes = component.name, component.parallel
+    is_valid = facts.is_valid("components", name, "parallel")
+    if isinstance(sizes, Sizes) and not _is_ordered(sizes) and is_valid:
+        message = f"`order` must name {', '.join(DIMS)}, each once"
+        span = facts.value("components", name, "parallel", "order")
         yield Diagnostic("MC404", message, span, help="remove it for this order")
 
 
@@ -363,9 +356,20 @@ def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
     group that do not fit its ranks are reported together. Sizes of a group with more devices than the
     cluster, or the group of `colocate`, has are not checked."""
     unfit: dict[str, list[Diagnostic]] = {}
-    for component, sizes in _sized(facts):
-        misfits = () if _is_beyond(facts, component.group) else _misfits(facts, component, sizes)
-        for misfit in misfits:
+    for name, component in facts.recipe.components.items():
+        group, sizes = facts.group_of(component), component.parallel
+        if group is None or not group.workers or not isinstance(sizes, Sizes) or not _is_ordered(sizes):
+            continue
+        host = facts.recipe.groups.get(group.colocate)
+        exceeds_host = isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0
+        is_beyond = exceeds_host or (facts.allocation is not None and group.name in facts.allocation.beyond)
+        given, along_tp = dict(sizes.given), sizes.sequence_parallel
+        if is_beyond or not facts.is_valid("components", name, "parallel"):
+            continue
+        if not settle(given, group.workers, along_tp).misfits:
+            continue
+        needs = Placed(facts, component).needs
+        for misfit in settle(given, group.workers, along_tp, needs).misfits:
             wrong = _diagnostic(facts, component, sizes, misfit)
             if misfit.rule == "product":
                 unfit.setdefault(component.group, []).append(wrong)
@@ -373,30 +377,6 @@ def sizes_fit_group(facts: Facts) -> Iterator[Diagnostic]:
                 yield wrong
     for first, *others in unfit.values():
         yield replace(first, seconds=(*first.seconds, *(one.primary for one in others if one.primary)))
-
-
-def _is_beyond(facts: Facts, name: str) -> bool:
-    group = facts.recipe.groups[name]
-    host = facts.recipe.groups.get(group.colocate)
-    exceeds_host = isinstance(group.ranks, int) and host is not None and group.devices > host.devices > 0
-    return exceeds_host or (facts.allocation is not None and name in facts.allocation.beyond)
-
-
-def _sized(facts: Facts) -> Iterator[tuple[Component, Sizes]]:
-    """Yields the components that state valid sizes on a group with a known number of workers."""
-    for name, component in facts.recipe.components.items():
-        group, sizes = facts.group_of(component), component.parallel
-        if group is None or not group.workers or not isinstance(sizes, Sizes) or not _is_ordered(sizes):
-            continue
-        if facts.is_valid("components", name, "parallel"):
-            yield component, sizes
-
-
-def _misfits(facts: Facts, component: Component, sizes: Sizes) -> tuple[Misfit, ...]:
-    given, workers = dict(sizes.given), facts.recipe.groups[component.group].workers
-    if not settle(given, workers, sizes.sequence_parallel).misfits:
-        return ()
-    return settle(given, workers, sizes.sequence_parallel, Placed(facts, component).needs).misfits
 
 
 def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit) -> Diagnostic:
