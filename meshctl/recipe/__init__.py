@@ -11,6 +11,5 @@ rules/             relations between values; one file for one subject
 fixes.py           safe edits of a recipe's text (`validate --fix`)
 secrets.py         which values are secret, and reports without them
 origins.py         where each value comes from (`config --origins`)
-editor_schema.py   parts of the JSON Schema, which `fields.py` derives from the table
 templates.py       the recipes that `init` writes
 """

@@ -9,16 +9,22 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema import (
+from meshctl.recipe.field_types import (
     MAX_COUNT,
+    NAME,
     OPEN,
+    Arguments,
+    FieldReader,
+    Integer,
     Schema,
+    Text,
+    Type,
     any_case,
     count_or_list,
+    integer,
     whole,
     words,
 )
-from meshctl.recipe.field_types import NAME, Arguments, FieldReader, Integer, Text, Type, integer
 from meshctl.recipe.scalars import is_whole, shown, text_of
 from meshctl.text.english import did_you_mean
 from meshctl.topology.cluster import ACCELERATORS, DEVICE_ALIASES, DEVICE_TYPES

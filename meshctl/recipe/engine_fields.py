@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe import jobset_fields, slurm_fields
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.editor_schema import OPEN, Schema, ref
 from meshctl.recipe.field_types import (
+    OPEN,
     AbsolutePath,
     Boolean,
     Environment,
@@ -25,12 +25,14 @@ from meshctl.recipe.field_types import (
     OptionalInteger,
     OptionalSeconds,
     Retired,
+    Schema,
     Seconds,
     Section,
     Text,
     Texts,
     Type,
     Word,
+    ref,
 )
 from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
 from meshctl.recipe.section_types import Nested

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema import OPEN, Schema, list_of, mapping, text
 from meshctl.recipe.field_types import (
+    OPEN,
     AbsolutePath,
     Boolean,
     Bytes,
@@ -16,12 +16,16 @@ from meshctl.recipe.field_types import (
     FieldReader,
     Integer,
     OptionalSeconds,
+    Schema,
     Seconds,
     Section,
     Text,
     Texts,
     Type,
     Word,
+    list_of,
+    mapping,
+    text,
 )
 from meshctl.recipe.scalars import is_scalar, text_of
 from meshctl.recipe.section_types import Named

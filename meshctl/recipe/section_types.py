@@ -8,25 +8,23 @@ from typing import Any, ClassVar
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.folders import files, shipped
 from meshctl.recipe.compose.yaml_tree import BROKEN, MISSING, KeyPath, Node, leaves, plain
-from meshctl.recipe.editor_schema import (
+from meshctl.recipe.field_types import (
+    MAX_NAME,
+    NAME,
     OPEN,
+    FieldReader,
+    Integer,
     Schema,
+    Section,
+    Text,
+    Type,
+    Word,
     mapping,
     plain_data,
     ref,
     texts,
     whole,
     words,
-)
-from meshctl.recipe.field_types import (
-    MAX_NAME,
-    NAME,
-    FieldReader,
-    Integer,
-    Section,
-    Text,
-    Type,
-    Word,
 )
 from meshctl.recipe.scalars import is_whole
 from meshctl.text.english import abbreviated

@@ -6,8 +6,18 @@ import re
 from typing import Any, ClassVar
 
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node
-from meshctl.recipe.editor_schema import OPEN, Schema, text
-from meshctl.recipe.field_types import Boolean, Field, FieldReader, Integer, Text, Texts, Type
+from meshctl.recipe.field_types import (
+    OPEN,
+    Boolean,
+    Field,
+    FieldReader,
+    Integer,
+    Schema,
+    Text,
+    Texts,
+    Type,
+    text,
+)
 from meshctl.recipe.scalars import SECONDS_OF, seconds_in, text_of
 
 CLOCK = re.compile(

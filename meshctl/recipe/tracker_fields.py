@@ -17,8 +17,22 @@ from typing import Any, ClassVar
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.compose.yaml_tree import KeyPath, Node
-from meshctl.recipe.editor_schema import REST, WORD, Schema, ref, words
-from meshctl.recipe.field_types import Boolean, Field, FieldReader, Seconds, Section, Text, Texts, Type, Word
+from meshctl.recipe.field_types import (
+    REST,
+    WORD,
+    Boolean,
+    Field,
+    FieldReader,
+    Schema,
+    Seconds,
+    Section,
+    Text,
+    Texts,
+    Type,
+    Word,
+    ref,
+    words,
+)
 from meshctl.recipe.section_types import Nested, PlainData
 from meshctl.text.english import abbreviated
 from meshctl.text.redaction import is_secret, spans

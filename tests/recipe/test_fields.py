@@ -10,8 +10,19 @@ from meshctl.recipe import field_types, fields, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.engine_fields import OPTIONS
 from meshctl.recipe.field_types import Field, FieldReader, Section
-from meshctl.recipe.fields import COMPONENT, DISPATCH, GROUP, INPUT, PARALLEL, RECIPE, RUN, SECTIONS, STAGE
-from meshctl.recipe.key_paths import field_at, section_at
+from meshctl.recipe.fields import (
+    COMPONENT,
+    DISPATCH,
+    GROUP,
+    INPUT,
+    PARALLEL,
+    RECIPE,
+    RUN,
+    SECTIONS,
+    STAGE,
+    field_at,
+    section_at,
+)
 from meshctl.recipe.mistakes import ALIASES, correct, nearest_key
 from meshctl.recipe.section_types import Defaults, Nested
 from meshctl.run import settings

@@ -24,8 +24,20 @@ from meshctl.recipe.compose.yaml_tree import KeyPath, Node
 from meshctl.recipe.device_types import DeviceType
 from meshctl.recipe.engine_fields import OPTIONS as ENGINE_OPTIONS
 from meshctl.recipe.field_types import Boolean, Endpoint, Text, Texts, Type, Word
-from meshctl.recipe.fields import CALL, CLUSTER, COMPONENT, GROUP, POOL, RECIPE, RUN, STAGE, SYNC
-from meshctl.recipe.key_paths import field_at, keys_below, section_at
+from meshctl.recipe.fields import (
+    CALL,
+    CLUSTER,
+    COMPONENT,
+    GROUP,
+    POOL,
+    RECIPE,
+    RUN,
+    STAGE,
+    SYNC,
+    field_at,
+    keys_below,
+    section_at,
+)
 from meshctl.recipe.model import stage_path
 from meshctl.recipe.section_types import Nested
 from meshctl.recipe.tracker_fields import NAMES as TRACKERS

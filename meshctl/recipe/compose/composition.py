@@ -27,9 +27,8 @@ from meshctl.recipe.compose.includes import Include, Included, include
 from meshctl.recipe.compose.overrides import ENGINE_KEY, Override, is_engine, is_layout
 from meshctl.recipe.compose.yaml_tree import MISSING, Node
 from meshctl.recipe.engine_fields import ENGINE
-from meshctl.recipe.fields import RECIPE
+from meshctl.recipe.fields import RECIPE, is_key, keys_below, section_at
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.key_paths import is_key, keys_below, section_at
 from meshctl.recipe.mistakes import location_of, nearest_key, renamed_key
 from meshctl.text.english import did_you_mean, listed
 

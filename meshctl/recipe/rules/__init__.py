@@ -53,6 +53,7 @@ WALKS: Mapping[str, Callable[[Facts], Iterable[Any]]] = {
     "KnownBlock": pipeline.known_blocks,
     "Metric": lambda facts: facts.metrics,
     "Track": lambda facts: facts.recipe.run.track,
+    "JobSet": engines.job_set,
 }
 """The type of the second parameter of a rule -> the items with which it is called, one after another."""
 ONCE = {"MC438", "MC526", "MC578", *(f"MC44{digit}" for digit in (3, 4, 5, 6, 7, 8, 9)), "MC460"}

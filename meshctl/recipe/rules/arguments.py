@@ -20,7 +20,7 @@ from meshctl.recipe.code.tables import names_in, wrong_path
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, leaves, plain
 from meshctl.recipe.fields import COMPONENT
 from meshctl.recipe.fixes import renamed
-from meshctl.recipe.foreign_words import foreign_help
+from meshctl.recipe.mistakes import foreign_help
 from meshctl.recipe.model import Component
 from meshctl.recipe.rules.facts import Facts, named_by
 from meshctl.recipe.scalars import (

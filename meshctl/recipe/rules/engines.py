@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.compose.yaml_tree import leaves
@@ -15,6 +16,8 @@ from meshctl.run.directory import SHIP_TO
 from meshctl.text.english import counted, in_units
 from meshctl.text.kubernetes_names import MAX_LENGTH, RESOURCES, RUN_TIME, label_of, too_long
 
+JobSet = Mapping[str, Any]
+"""The options of the engine `jobset`."""
 CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 """Characters that end a line of a script, or that a terminal obeys."""
 ELSEWHERE = {"setup", "annotations", "labels", "node_selector", "namespace", "queue", "priority"}
@@ -37,20 +40,15 @@ def hosts_are_given(facts: Facts) -> Iterator[Diagnostic]:
 
 def hosts_fit_the_nodes(facts: Facts) -> Iterator[Diagnostic]:
     """There is a host for each node of the cluster, and no host is listed twice."""
-    engine = facts.recipe.engine
+    engine, allocation = facts.recipe.engine, facts.allocation
     hosts = engine.options.get("hosts", ()) if facts.is_valid("engine") else ()
-    if not hosts:
-        return
-    for index, host in enumerate(hosts):
-        if host in hosts[:index]:
-            message, span = (
-                f"host `{host}` is listed twice",
-                facts.item("engine", "ssh", "hosts", index=index),
-            )
-            yield Diagnostic("MC603", message, span, help="list each host once: it is one node")
-            return
-    if facts.allocation and len(hosts) < facts.allocation.cluster.nodes:
-        nodes, span = counted(facts.allocation.cluster.nodes, "node"), facts.value("engine", "ssh", "hosts")
+    twice = [index for index, host in enumerate(hosts) if host in hosts[:index]]
+    if twice:
+        message, help = f"host `{hosts[twice[0]]}` is listed twice", "list each host once: it is one node"
+        span = facts.item("engine", "ssh", "hosts", index=twice[0])
+        yield Diagnostic("MC603", message, span, help=help)
+    elif hosts and allocation and len(hosts) < allocation.cluster.nodes:
+        nodes, span = counted(allocation.cluster.nodes, "node"), facts.value("engine", "ssh", "hosts")
         message = f"the recipe has {nodes}, and `engine.ssh.hosts` lists {counted(len(hosts), 'host')}"
         yield Diagnostic("MC603", message, span, help="list a host for each node, in the order of the nodes")
 
@@ -73,18 +71,15 @@ def gres_fits_the_groups(facts: Facts) -> Iterator[Diagnostic]:
     count, allocation = str(gres).rpartition(":")[2], facts.allocation
     if not count.isdigit() or allocation is None:
         return
-    cluster = allocation.cluster
     for name, ranges in allocation.devices.items():
         kind = facts.recipe.groups[name].device_type
-        pieces = [piece for start, stop in ranges for piece in cluster.pieces(kind, start, stop)]
+        pieces = [piece for run in ranges for piece in allocation.cluster.pieces(kind, *run)]
         needed = max((piece.number + piece.each for piece in pieces), default=0)
         if needed > int(count):
-            message = (
-                f"`engine.slurm.gres` gives {counted(int(count), 'device')}, and `{name}` needs {needed}"
-            )
+            gives = f"`engine.slurm.gres` gives {counted(int(count), 'device')}"
             help = f"write {gres.rpartition(':')[0]} without a number, which adds the number that is needed"
             span = facts.value("engine", "slurm", "gres")
-            yield Diagnostic("MC612", message, span, help=help)
+            yield Diagnostic("MC612", f"{gives}, and `{name}` needs {needed}", span, help=help)
             return
 
 
@@ -128,9 +123,9 @@ BYTES = ("memory", "ephemeral-storage")
 LABEL_VALUE = re.compile(f"(?:{_WORD})?", re.ASCII)
 
 
-def image_is_given(facts: Facts) -> Iterator[Diagnostic]:
+def image_is_given(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """The engine `jobset` has an image for its pods."""
-    if _is_job_set(facts) and not facts.recipe.engine.options["image"]:
+    if not options["image"]:
         message, help = (
             "engine `jobset` needs `engine.jobset.image`",
             "name a container image that has meshctl",
@@ -138,29 +133,25 @@ def image_is_given(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC620", message, _span(facts), help=help, missing=True)
 
 
-def names_fit_kubernetes(facts: Facts) -> Iterator[Diagnostic]:
+def names_fit_kubernetes(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """The names that follow from the name of a run are short enough."""
-    if not _is_job_set(facts) or not facts.allocation:
-        return
-    given, name = facts.recipe.engine.options["name"], facts.recipe.name
-    found = too_long(f"{label_of(given or name)}-{RUN_TIME}", facts.allocation.cluster.nodes)
+    given, nodes = options["name"], facts.allocation.cluster.nodes if facts.allocation else 0
+    found = too_long(f"{label_of(given or facts.recipe.name)}-{RUN_TIME}", nodes) if nodes else ""
     if found:
-        what = "engine.jobset.name" if given else "name"
-        more = len(found) - MAX_LENGTH
+        what, more = "engine.jobset.name" if given else "name", counted(len(found) - MAX_LENGTH, "character")
         length = f"{len(found)} characters, and {MAX_LENGTH} are allowed"
         message = f"`{what}` is too long: `{found}` would have {length}"
-        help = f"make it shorter by {counted(more, 'character')}"
+        help = f"make it shorter by {more}"
         if not given:
-            help = f"write an `engine.jobset.name` that is shorter by {counted(more, 'character')}"
+            help = f"write an `engine.jobset.name` that is shorter by {more}"
         span = facts.value(*what.split(".")) if facts.node(*what.split(".")) else _span(facts)
         yield Diagnostic("MC621", message, span, help=help)
 
 
-def run_directory_is_shared(facts: Facts) -> Iterator[Diagnostic]:
+def run_directory_is_shared(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """The pods of several nodes see the same run directory."""
-    if not _is_job_set(facts) or not facts.allocation or facts.allocation.cluster.nodes == 1:
+    if not facts.allocation or facts.allocation.cluster.nodes == 1:
         return
-    options = facts.recipe.engine.options
     paths = [PurePosixPath(one["path"]) for one in (options["volumes"] or {}).values()]
     run_dir, nodes = options["run_dir"], counted(facts.allocation.cluster.nodes, "node")
     if not paths:
@@ -177,30 +168,31 @@ def run_directory_is_shared(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC622", message, span, help=f"name a folder below `{paths[0]}`")
 
 
-def names_are_those_of_kubernetes(facts: Facts) -> Iterator[Diagnostic]:
+def names_are_those_of_kubernetes(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """Names of objects and labels have the form that Kubernetes requires."""
-    if not _is_job_set(facts):
-        return
-    options = facts.recipe.engine.options
-    for key in ("namespace", "queue", "priority", "service_account", "pull_with"):
-        if options[key] and not OBJECT_NAME.fullmatch(options[key]):
-            yield _not_a_name(facts, options[key], "the name of an object", key)
-    for name, volume in (options["volumes"] or {}).items():
-        if volume["claim"] and not OBJECT_NAME.fullmatch(volume["claim"]):
-            yield _not_a_name(facts, volume["claim"], "the name of an object", "volumes", name, "claim")
+    keys = ("namespace", "queue", "priority", "service_account", "pull_with")
+    objects = [(options[key], key) for key in keys if options[key]]
+    volumes = (options["volumes"] or {}).items()
+    objects += [(one["claim"], "volumes", name, "claim") for name, one in volumes if one["claim"]]
+    wrong = [("the name of an object", *one) for one in objects if not OBJECT_NAME.fullmatch(one[0])]
     for key in ("labels", "annotations", "node_selector"):
         for label, value in (options[key] or {}).items():
             if not LABEL_KEY.fullmatch(label):
-                yield _not_a_name(facts, label, "the key of a label", key, label)
+                wrong.append(("the key of a label", label, key, label))
             elif key != "annotations" and not LABEL_VALUE.fullmatch(value):
-                yield _not_a_name(facts, value, "the value of a label", key, label)
+                wrong.append(("the value of a label", value, key, label))
+    for what, text, *path in wrong:
+        help = "use lower-case letters, digits, `-` and `.`"
+        if "label" in what:
+            help = (
+                f"use at most {MAX_LENGTH} letters, digits, `-`, `_` and `.`; a key may have a prefix DOMAIN/"
+            )
+        span = facts.value("engine", "jobset", *path)
+        yield Diagnostic("MC623", f"`{text}` cannot be {what}", span, help=help)
 
 
-def resources_are_quantities(facts: Facts) -> Iterator[Diagnostic]:
+def resources_are_quantities(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """Resources are quantities of Kubernetes, and do not contain the devices that follow from the groups."""
-    if not _is_job_set(facts):
-        return
-    options = facts.recipe.engine.options
     names = {**RESOURCES, **(options["device_resources"] or {})}
     used = {names.get(group.device_type) for group in facts.recipe.groups.values()}
     for name, amount in (options["resources"] or {}).items():
@@ -216,16 +208,10 @@ def resources_are_quantities(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC614", message, facts.value(*path), help=help)
 
 
-def _not_a_name(facts: Facts, text: str, what: str, *path: str) -> Diagnostic:
-    help = "use lower-case letters, digits, `-` and `.`"
-    if "label" in what:
-        help = f"use at most {MAX_LENGTH} letters, digits, `-`, `_` and `.`; a key may have a prefix DOMAIN/"
-    span = facts.value("engine", "jobset", *path)
-    return Diagnostic("MC623", f"`{text}` cannot be {what}", span, help=help)
-
-
-def _is_job_set(facts: Facts) -> bool:
-    return facts.recipe.engine.name == "jobset" and facts.is_valid("engine")
+def job_set(facts: Facts) -> list[JobSet]:
+    """Returns the options of the engine `jobset`, if it is that of the recipe."""
+    engine = facts.recipe.engine
+    return [engine.options] if engine.name == "jobset" and facts.is_valid("engine") else []
 
 
 def _span(facts: Facts) -> Span:
