@@ -41,8 +41,9 @@ from meshctl.recipe.scalars import (
 from meshctl.text.english import abbreviated, counted, did_you_mean, listed
 from meshctl.topology.sizes import DIMS
 
-# The JSON Schema of values. It differs from others in three ways: `${...}` and `???` are allowed everywhere; no
-# key is required, because an included file may contain it; and keys that the reader refuses are unknown.
+# The JSON Schema of values. It differs from others in three ways: `${...}` and `???` are allowed
+# everywhere; no key is required, because an included file may contain it; and keys that the reader
+# refuses are unknown.
 
 Schema = dict[str, Any]
 MAX_COUNT = 10_000_000

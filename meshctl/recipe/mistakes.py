@@ -262,14 +262,13 @@ class _Walk:
         it: as a warning where the value of a retired key had no effect."""
         span = item.key or item.span
         for old in (old for old in section.retired if key == old.key):
-            code, severity, help, fixes = "MC108", "error", old.help, tuple[Fix, ...]()
+            message = f"`{key}` is no longer a key"
+            wrong = Diagnostic("MC108", message, span, help=old.help)
             if item.value == old.idle:
                 line = f"{' ' * (span.column - 1)}{old.key}: {item.written}"
                 fixes = (Fix(replace(span, column=1, width=len(line)), line, ""),)
-                code, severity, help = "MC109", "warning", f"remove it: {old.help}"
-            self.found.append(
-                Diagnostic(code, f"`{key}` is no longer a key", span, (), help, severity, fixes)
-            )
+                wrong = Diagnostic("MC109", message, span, (), f"remove it: {old.help}", "warning", fixes)
+            self.found.append(wrong)
             return True
         if section is not INNER or not (node.get("sync") or key in NOT_IN_BLOCK):
             return False

@@ -197,9 +197,11 @@ class _RecipeReader(FieldReader):
             self.report(path, "MC570", message, span.key or span.span, other)
         elif until is None and (over is None or repeat.get("size") is None) and not self.has_wrong_key(path):
             lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
-            help = "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}"
-            span = repeat.key or repeat.span
-            self.report(path, "MC103", f"`repeat` needs {lacking}", span, help=help, missing=True)
+            message, help = (
+                f"`repeat` needs {lacking}",
+                "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}",
+            )
+            self.report(path, "MC103", message, repeat.key or repeat.span, help=help, missing=True)
 
     def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:
         """Reads a stage of a block: a call, in every pass."""

@@ -163,7 +163,7 @@ def _subscripted(name: str, inner: ast.expr, meaning: Meaning) -> Hint | None:
         words = [part.value for part in parts if isinstance(part, ast.Constant)]
         return Hint(words=tuple(words)) if len(words) == len(parts) else None
     if name in ("Optional", "Union"):
-        whole = Hint(frozenset({"nothing"})) if name == "Optional" else Hint()
+        whole: Hint | None = Hint(frozenset({"nothing"})) if name == "Optional" else Hint()
         return reduce(_either, (hint_of(part, meaning) for part in parts), whole)
     kind = GENERIC.get(name)
     return Hint(frozenset({kind})) if kind else None

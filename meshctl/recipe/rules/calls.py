@@ -261,8 +261,8 @@ def results_can_be_collected(facts: Facts, call: Call) -> Iterator[Diagnostic]:
     if returned is None or collect is None or not facts.is_valid("pipeline", stage.name):
         return
     span = facts.value("pipeline", stage.name, "collect") if stage.collect else call.span
-    is_needed, severity = stage.is_source or stage.name in facts.taken, "error"
-    needs = "a source must return batches"
+    is_needed = stage.is_source or stage.name in facts.taken
+    may_return, needs = False, "a source must return batches"
     if returned.kinds == {"nothing"}:
         if not (stage.is_source or (is_needed and (collect.is_batch or collect.is_reduced))):
             return
@@ -271,9 +271,9 @@ def results_can_be_collected(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         message, span = f"{call.name} returns nothing, but {needs}", call.span
         help = "its `return` may be missing"
     elif stage.is_without_data and returned.is_batch:
-        may = "may return" if "nothing" in returned.kinds else "returns"
-        severity = "warning" if "nothing" in returned.kinds else "error"
-        message = f"{call.name} {may} a Batch, but stage `{stage.name}` has `in: []` (no data)"
+        may_return = "nothing" in returned.kinds
+        returns = "may return" if may_return else "returns"
+        message = f"{call.name} {returns} a Batch, but stage `{stage.name}` has `in: []` (no data)"
         help = "its samples would have no ids: remove `in` for a source, or return numbers"
     elif _reduces_batches(facts, stage):
         message = (
@@ -287,4 +287,4 @@ def results_can_be_collected(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         message = f"{call.name} returns {returned.described}, but {needs}"
     else:
         return
-    yield Diagnostic("MC524", message, span, help=help, severity=severity)
+    yield Diagnostic("MC524", message, span, help=help, severity="warning" if may_return else "error")

@@ -141,7 +141,9 @@ def state_is_loaded(facts: Facts, component: Component) -> Iterator[Diagnostic]:
 def values_are_not_hidden(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """No endpoint has the name of a value of `Component`, such as `step`, that its class uses."""
     found = facts.class_of(component.name)
-    for value in sorted(found.hidden_values & found.endpoints.keys()) if found and found.is_component else ():
+    if found is None or not found.is_component:
+        return
+    for value in sorted(found.hidden_values & found.endpoints.keys()):
         message = f"`{found.target}` uses the value `self.{value}`, which its endpoint `{value}` hides"
         help, span = "give the endpoint another name", facts.value("components", component.name, "_target_")
         yield Diagnostic("MC578", message, span, help=help, severity="warning")

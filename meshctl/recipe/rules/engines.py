@@ -171,10 +171,12 @@ def run_directory_is_shared(facts: Facts, options: JobSet) -> Iterator[Diagnosti
 def names_are_those_of_kubernetes(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """Names of objects and labels have the form that Kubernetes requires."""
     keys = ("namespace", "queue", "priority", "service_account", "pull_with")
-    objects = [(options[key], key) for key in keys if options[key]]
+    objects: list[tuple[str, ...]] = [(options[key], key) for key in keys if options[key]]
     volumes = (options["volumes"] or {}).items()
     objects += [(one["claim"], "volumes", name, "claim") for name, one in volumes if one["claim"]]
-    wrong = [("the name of an object", *one) for one in objects if not OBJECT_NAME.fullmatch(one[0])]
+    wrong: list[tuple[str, ...]] = [
+        ("the name of an object", *one) for one in objects if not OBJECT_NAME.fullmatch(one[0])
+    ]
     for key in ("labels", "annotations", "node_selector"):
         for label, value in (options[key] or {}).items():
             if not LABEL_KEY.fullmatch(label):

@@ -478,10 +478,9 @@ def _joins_batch(facts: Facts, name: str, span: Span) -> Iterator[Diagnostic]:
 def inputs_have_same_samples(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """All inputs of a stage have the same sample ids, because they are aligned by id."""
     taken = [(given, name) for given in stage.inputs for name in given.stages]
-    (first, lead), *others = [(given, name) for given, name in taken if _is_batch(facts, name)] or [
-        (None, "")
-    ]
-    for given, name in others if first else ():
+    batches = [(given, name) for given, name in taken if _is_batch(facts, name)]
+    for given, name in batches[1:]:
+        first, lead = batches[0]
         # An input that is sent whole, while the lead input is divided, needs no common samples.
         cuts = [DISPATCH[facts.dispatch(stage, one).mode].cuts_samples for one in (first, given)]
         if name == lead or cuts == [True, False]:

@@ -136,7 +136,8 @@ def program_exists(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """The program of a group exists. A module is not checked for another interpreter or another working
     directory, and a script is searched in the program's folder, the recipe's folder and the working
     directory."""
-    program, own, key, help = group.program, facts.code.own, ("program",), ""
+    program, own, help = group.program, facts.code.own, ""
+    key: tuple[str, ...] = ("program",)
     if program is None:
         return
     message = f"program `{program.script}` was not found"

@@ -471,7 +471,9 @@ def arguments_support_layout(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
 def declarations_are_readable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The declarations of a class are valid literals."""
     found = facts.class_of(component.name)
-    for attribute, why in found.declares.wrong if found and found.is_component else ():
+    if found is None or not found.is_component:
+        return
+    for attribute, why in found.declares.wrong:
         span = facts.value("components", component.name, "_target_")
         message = f"`{attribute}` of `{found.target}` is not used: {why}"
         yield Diagnostic("MC526", message, span, severity="note")

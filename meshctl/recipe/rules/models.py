@@ -30,7 +30,8 @@ def config_is_readable(facts: Facts, component: Component) -> Iterator[Diagnosti
     """The file that `model` names exists and is a valid config. An argument that `MODEL` names may also be
     the name of a model on a hub."""
     stated = facts.stated_config(component.name)
-    files = [(("components", component.name, "model", "config"), stated)] if stated else []
+    path: tuple[str, ...] = ("components", component.name, "model", "config")
+    files = [(path, stated)] if stated else []
     files += [(path, file) for path, file in facts.declared_configs(component.name) if not file.missing]
     for path, file in files:
         if file.wrong:

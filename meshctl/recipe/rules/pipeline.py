@@ -120,12 +120,12 @@ def _stages(facts: Facts) -> Iterator[Reference]:
         for index, other in enumerate(block.after):
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
-    for one in facts.metrics if facts.recipe.pipeline else ():
+    for metric in facts.metrics if facts.recipe.pipeline else ():
         message, after = (
-            f"stage `{one.stage}` of metric `{one.text}` does not exist",
-            one.text[len(one.stage) :],
+            f"stage `{metric.stage}` of metric `{metric.text}` does not exist",
+            metric.text[len(metric.stage) :],
         )
-        yield Reference("pipeline", one.stage, one.span, "MC560", message, after=after)
+        yield Reference("pipeline", metric.stage, metric.span, "MC560", message, after=after)
 
 
 def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
