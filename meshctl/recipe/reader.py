@@ -197,10 +197,8 @@ class _RecipeReader(FieldReader):
             self.report(path, "MC570", message, span.key or span.span, other)
         elif until is None and (over is None or repeat.get("size") is None) and not self.has_wrong_key(path):
             lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
-            message, help = (
-                f"`repeat` needs {lacking}",
-                "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}",
-            )
+            message = f"`repeat` needs {lacking}"
+            help = "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}"
             self.report(path, "MC103", message, repeat.key or repeat.span, help=help, missing=True)
 
     def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:

@@ -205,9 +205,7 @@ class Code(Sources):
             if isinstance(item, ast.FunctionDef)
         }
         metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
-        is_component: bool | None = bool(ends & COMPONENTS)
-        if not is_component and unknown.difference(libraries):
-            is_component = None
+        is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
         is_constructor_known = not unknown or "__init__" in functions
         return Class(
             target=target,
