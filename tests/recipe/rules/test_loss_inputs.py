@@ -22,7 +22,7 @@ components:
   teacher: {{_target_: meshctl.hf.Model, group: train, args: {{model: "${{vars.model}}", {teacher}}}}}
   actor: {{_target_: "{actor}", group: train, args: {{model: "${{vars.model}}", {args}}}}}
 pipeline:
-  batch: {{call: source.next, samples: 64}}
+  batch: {{call: prompts.next, samples: 64}}
   rollouts: {{call: sampler.sample, in: batch}}
   scored: {{call: judge.score, in: rollouts}}
   old: {{call: actor.old_logprobs, in: scored}}
