@@ -247,10 +247,17 @@ def _introduce(connection: Connection, head: str, node: int, token: str, digest:
     connection.send(
         {"node": node, "version": __version__, "package": package, "plan": digest, "nonce": nonce}
     )
+    until, messages = time.monotonic() + JOIN_S, list[Message]()
     try:
-        answer = _answer(connection)
+        while not messages:
+            if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise ProtocolError(f"it does not answer within {JOIN_S:.0f} s; is it a head of meshctl?")
+            messages = connection.receive()
+            if connection.is_closed and not messages:
+                raise ProtocolError("it has closed the connection")
     except ProtocolError as error:
         raise CannotStart(f"node {node} cannot join the head at {head}: {error}") from error
+    answer = messages[0]
     if "refused" in answer:
         found = f"; {other} is installed here: {reinstall_command()}" if (other := namesake()) else ""
         raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}{found}")
@@ -263,17 +270,3 @@ def _introduce(connection: Connection, head: str, node: int, token: str, digest:
     connection.message_bytes_max = MESSAGE_BYTES_MAX
     connection.send({"proof": proof_of(token, "node", str(node), *nonces)})
     return float(answer.get("lease_s", 0.0))
-
-
-def _answer(connection: Connection) -> Message:
-    """Waits for the next message of the head. Raises `ProtocolError` if none arrives in time or the head
-    closes the connection."""
-    until = time.monotonic() + JOIN_S
-    messages: list[Message] = []
-    while not messages and not connection.is_closed:
-        if not select.select([connection], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise ProtocolError(f"it does not answer within {JOIN_S:.0f} s; is it a head of meshctl?")
-        messages = connection.receive()
-    if not messages:
-        raise ProtocolError("it has closed the connection")
-    return messages[0]

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from meshctl import __version__
 from meshctl.diagnostics import Check
-from meshctl.engines.checks import cgroup
 from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
 from meshctl.engines.checks.fork import in_fork, in_one_line
 from meshctl.engines.checks.requirements import MIB, Requirements, amount
@@ -131,10 +130,10 @@ def _free_memory(requirements: Requirements) -> Check:
         f"{amount(left)} free of {amount(total)}",
         "end the processes that use it (ps aux --sort=-rss)",
     )
-    limit = cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes")
+    limit = smallest_limit("memory.max", "memory/memory.limit_in_bytes")
     if 0 < limit < total:
-        used = cgroup.value("memory.current", "memory/memory.usage_in_bytes")
-        left = max(0, limit - max(0, used - cgroup.entry("memory.stat", "inactive_file")))
+        used = own_value("memory.current", "memory/memory.usage_in_bytes")
+        left = max(0, limit - max(0, used - own_entry("memory.stat", "inactive_file")))
         found = f"{amount(left)} free of the limit of {amount(limit)}; the machine has {amount(total)}"
         remedy = "raise the limit of the container or session (memory.max)"
     models, copies = requirements.model_bytes, requirements.copy_bytes
@@ -189,8 +188,8 @@ def check_limits(requirements: Requirements) -> Iterator[Check]:
 def _tasks(workers: int) -> Check:
     """Checks how many processes and threads this user and this container may still start."""
     of_user = math.inf if os.geteuid() == 0 else _unbounded(resource.getrlimit(resource.RLIMIT_NPROC)[0])
-    limit = cgroup.smallest_limit("pids.max", "pids/pids.max")
-    left = max(0, limit - cgroup.value("pids.current", "pids/pids.current")) if limit else math.inf
+    limit = smallest_limit("pids.max", "pids/pids.max")
+    left = max(0, limit - own_value("pids.current", "pids/pids.current")) if limit else math.inf
     least, most = TASKS + TASKS_PER_WORKER * workers, MAX_TASKS_PER_WORKER * workers
     if of_user <= left:
         found, remedy = "of this user", "raise nproc in /etc/security/limits.conf, or `ulimit -u`"
@@ -276,3 +275,77 @@ def kind_of(folder: Path) -> str:
             if is_above and len(point) >= longest:
                 longest, kind = len(point), after.split()[0]
     return kind
+
+
+# The limits of this process's control group and of its ancestors, as a container or a session sets them
+
+MOUNT = Path("/sys/fs/cgroup")
+UNLIMITED = 1 << 60
+"""Control groups of version 1 report "no limit" as a number of at least this value."""
+
+
+def control_groups(controller: str = "") -> Iterator[Path]:
+    """Yields the folders of this process's control group and of its ancestors, innermost first.
+
+    `controller` is the name of a controller of version 1; it is empty for version 2.
+    """
+    inside = ""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(",") or not controllers:
+                inside = path.strip("/")
+                if controllers:
+                    break
+    root = MOUNT / controller if controller and (MOUNT / controller).is_dir() else MOUNT
+    # In a container, the path may be the one that the host uses.
+    below = root / inside if (root / inside).is_dir() else root
+    yield below
+    yield from (folder for folder in below.parents if folder == root or root in folder.parents)
+
+
+def _files(new: str, old: str) -> Iterator[Path]:
+    controller, _, name = old.partition("/")
+    yield from (folder / new for folder in control_groups())
+    yield from (folder / name for folder in control_groups(controller) if (MOUNT / controller).is_dir())
+
+
+def _number(file: Path) -> int | None:
+    """Returns the first number in a file; None for `max`, and if the file does not exist."""
+    with suppress(OSError, ValueError):
+        found = int(file.read_text().split()[0])
+        return found if 0 <= found < UNLIMITED else None
+    return None
+
+
+def smallest_limit(new: str, old: str) -> int:
+    """Returns the smallest limit of this control group and its ancestors; 0 for no limit.
+
+    `new` is the name of a file of version 2, `old` is CONTROLLER/NAME of version 1.
+    """
+    return min((found for file in _files(new, old) if (found := _number(file)) is not None), default=0)
+
+
+def own_value(new: str, old: str) -> int:
+    """Returns the number in a file of this process's own control group; 0 if it is unknown."""
+    return next((found for file in _files(new, old) if (found := _number(file)) is not None), 0)
+
+
+def own_entry(file: str, key: str) -> int:
+    """Returns the number of a line `key number` in a file of this process's own control group; 0 if it is
+    unknown."""
+    return _entry(next(control_groups()) / file, key)
+
+
+def _entry(file: Path, key: str) -> int:
+    with suppress(OSError, ValueError, KeyError):
+        return int(dict(line.split() for line in file.read_text().splitlines())[key])
+    return 0
+
+
+def kills_for_memory() -> int:
+    """Returns how many processes of this control group the kernel has killed because memory ran out; 0 if it
+    is unknown."""
+    files = [folder / "memory.events" for folder in control_groups()][:1]
+    files += [folder / "memory.oom_control" for folder in control_groups("memory")][:1]
+    return max((_entry(file, "oom_kill") for file in files), default=0)

@@ -37,7 +37,7 @@ from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from meshctl.engines.checks.cgroup import kills_for_memory
+from meshctl.engines.checks.machine import kills_for_memory
 from meshctl.engines.engine import STOP_KEY, CannotStart
 from meshctl.engines.node.forkserver import Client, Ended, ServerGone, SpawnRequest, Started
 from meshctl.engines.node.progress import recorded_workers

@@ -152,7 +152,8 @@ class ForkServer:
     def __init__(self, worker: WorkerMain, records: int) -> None:
         """`records` is the descriptor of the memory with the progress records of this node."""
         self._worker, self._records = worker, records
-        self._agents: list[socket.socket] = []
+        self.agents: list[socket.socket] = []
+        """The sockets of agents. The owner adds them, and waits for them."""
         self._children: dict[int, _Child] = {}
         self._signalled = set[int]()
         """The pids of children that agents have had signalled."""
@@ -162,18 +163,11 @@ class ForkServer:
     @property
     def is_idle(self) -> bool:
         """True if no agent is connected and no worker is left."""
-        return not self._agents and not self._children
-
-    def add_agent(self, sock: socket.socket) -> None:
-        self._agents.append(sock)
-
-    def files(self) -> list[socket.socket]:
-        """Returns the sockets to wait for."""
-        return list(self._agents)
+        return not self.agents and not self._children
 
     def serve(self, ready: Sequence[object]) -> None:
         """Reads a packet from each agent that is ready."""
-        for agent in [agent for agent in self._agents if agent in ready]:
+        for agent in [agent for agent in self.agents if agent in ready]:
             self._read_request(agent)
 
     def reap(self) -> list[tuple[int, int]]:
@@ -190,7 +184,7 @@ class ForkServer:
                 self.failed.append(child.record)
             if child is None:
                 others.append((pid, code))
-            elif child.agent in self._agents:
+            elif child.agent in self.agents:
                 self._send_end(child.agent, child.key, pid, code)
             self._signalled.discard(pid)
         return others
@@ -203,7 +197,7 @@ class ForkServer:
             with suppress(ConnectionResetError):
                 packet, outputs, _, _ = socket.recv_fds(agent, PACKET_BYTES_MAX, 1)
         if not packet:
-            self._agents.remove(agent)
+            self.agents.remove(agent)
             self._signal(agent, None, signal.SIGKILL)
             agent.close()
             return

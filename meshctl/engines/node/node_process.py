@@ -183,7 +183,7 @@ class NodeProcess:
             self._connection,
             *([self._listener] if self._listener else []),
             self._logs,
-            *self._server.files(),
+            *self._server.agents,
             *(one for one in tasks if one and one.is_open),
         ]
 
@@ -371,7 +371,7 @@ class NodeProcess:
         outputs.close()
         attempt.agents[pid] = job.name
         self._failed.discard(job.name)
-        self._server.add_agent(ours)
+        self._server.agents.append(ours)
 
     def _signal(self, number: signal.Signals, groups: Sequence[str] | None) -> None:
         """Sends a signal to the agents of `groups`, or to all agents if `groups` is None. A SIGKILL to all

@@ -22,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "MESHCTL_SCRATCH"
-"""The folder, in the environment of workers and of the processes that they start."""
+"""The folder, in the environment of workers and of the processes that they start, by which these can be
+recognized."""
 MAX_TEMPORARY = 107 - len("/meshctl-0123456789abcdef/listener-abcdefgh")
 """The maximum length of the name of the temporary folder. Linux limits names of sockets to 107 bytes."""
 _NAME = re.compile(r"meshctl-[0-9a-f]{16}")
@@ -42,11 +43,6 @@ class Scratch:
         self.descriptor = _locked(self.folder)
         """The file descriptor that holds the lock; -1 without a folder. `multiprocessing` then makes other
         folders."""
-
-    @property
-    def mark(self) -> str:
-        """The variable by which the processes of this run on this node can be recognized."""
-        return f"{VARIABLE}={self.folder}"
 
     def release(self) -> None:
         """Ends the use of the folder by this process, and removes the folder if no other process uses it."""

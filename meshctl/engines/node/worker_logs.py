@@ -37,7 +37,7 @@ from pathlib import Path
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.node import forkserver, termination
-from meshctl.engines.node.scratch import Scratch
+from meshctl.engines.node.scratch import VARIABLE, Scratch
 from meshctl.run.logs import LogFile
 
 TITLE = "meshctl-logs"
@@ -135,7 +135,7 @@ def _pump(control: socket.socket, states: mmap.mmap, scratch: Scratch) -> int:
     pump = LogPump(control, states)
     closed = pump.run()
     pump.drain()
-    termination.kill_marked(scratch.mark, closed)
+    termination.kill_marked(f"{VARIABLE}={scratch.folder}", closed)
     pump.drain()
     scratch.release()
     return 0

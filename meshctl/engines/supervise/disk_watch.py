@@ -62,17 +62,13 @@ class LauncherWatch(Watch):
 
     @classmethod
     def of(cls, attempt: Attempt, signals: Signals, handle: Handle) -> LauncherWatch:
-        """Begins to watch a run. A run that is debugged has no limit."""
+        """Begins to watch a run, after the engine has forked. A run that is debugged has no limit."""
         patience_s = 0.0 if attempt.start.debug else attempt.plan.run.patience
         watch = cls(attempt.run, signals, handle.kill, patience_s)
-        watch.start()
+        if watch._is_main:
+            watch._wakeup_before = signal.set_wakeup_fd(watch._wakeup, warn_on_full_buffer=False)
+        watch._thread.start()
         return watch
-
-    def start(self) -> None:
-        """Starts the thread, after the engine has forked."""
-        if self._is_main:
-            self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        self._thread.start()
 
     def close(self) -> None:
         if self._is_main:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.diagnostics import Check
-from meshctl.engines.checks import cgroup, device_files, machine
+from meshctl.engines.checks import device_files, machine
 from meshctl.engines.checks.devices import Device, Report, check_devices, nvidia_smi
 from meshctl.engines.checks.machine import check_disk, examine, problems
 from meshctl.engines.checks.requirements import GIB, MIB, Requirements
@@ -268,12 +268,12 @@ def test_requirements_are_read() -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cgroup, "MOUNT", tmp_path)
+    monkeypatch.setattr(machine, "MOUNT", tmp_path)
     return tmp_path
 
 
 def within(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Sets the text of /proc/self/cgroup."""
+    """Sets the text of /proc/self/machine."""
     read = Path.read_text
 
     def fake(path: Path, *words: Any, **more: Any) -> str:
@@ -294,12 +294,12 @@ def test_the_least_limit_above_counts(mount: Path, monkeypatch: pytest.MonkeyPat
     }
     for name, text in files.items():
         (job / name).write_text(text)
-    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
-    assert cgroup.value("memory.current", "memory/memory.usage_in_bytes") == 4096
-    assert cgroup.entry("memory.stat", "inactive_file") == 96
-    assert cgroup.kills_for_memory() == 0
+    assert machine.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 8 * GIB
+    assert machine.own_value("memory.current", "memory/memory.usage_in_bytes") == 4096
+    assert machine.own_entry("memory.stat", "inactive_file") == 96
+    assert machine.kills_for_memory() == 0
     (job / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert cgroup.kills_for_memory() == 2
+    assert machine.kills_for_memory() == 2
 
 
 def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_version_1_writes_no_limit_as_a_large_number(mount: Path, monkeypatch: p
     for name, text in (("memory/memory.limit_in_bytes", "9223372036854771712"), ("pids/pids.max", "1024")):
         (mount / name).parent.mkdir(exist_ok=True)
         (mount / name).write_text(text)
-    assert cgroup.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
-    assert cgroup.smallest_limit("pids.max", "pids/pids.max") == 1024
+    assert machine.smallest_limit("memory.max", "memory/memory.limit_in_bytes") == 0
+    assert machine.smallest_limit("pids.max", "pids/pids.max") == 1024
     (mount / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 4\n")
-    assert cgroup.kills_for_memory() == 4
+    assert machine.kills_for_memory() == 4

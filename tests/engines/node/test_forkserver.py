@@ -15,7 +15,7 @@ def ends_of(folder: Path) -> list[tuple[int, int, bool]]:
     key, code and `was_signalled` of each, as an agent reads them."""
     ours, theirs = agent_sockets()
     server, client = ForkServer(lambda environ: 0, -1), Client(theirs)
-    server.add_agent(ours)
+    server.agents.append(ours)
     output = os.open(folder / "out", os.O_WRONLY | os.O_CREAT)
     for key, script in enumerate(("exit 1", "exit 0", "sleep 1000")):
         client.start(SpawnRequest(key, f"one:{key}", {}, ("sh", "-c", script)), output)
