@@ -310,7 +310,7 @@ def _files(new: str, old: str) -> Iterator[Path]:
     yield from (folder / name for folder in control_groups(controller) if (MOUNT / controller).is_dir())
 
 
-def _number(file: Path) -> int | None:
+def _number_in(file: Path) -> int | None:
     """Returns the first number in a file; None for `max`, and if the file does not exist."""
     with suppress(OSError, ValueError):
         found = int(file.read_text().split()[0])
@@ -323,12 +323,12 @@ def smallest_limit(new: str, old: str) -> int:
 
     `new` is the name of a file of version 2, `old` is CONTROLLER/NAME of version 1.
     """
-    return min((found for file in _files(new, old) if (found := _number(file)) is not None), default=0)
+    return min((found for file in _files(new, old) if (found := _number_in(file)) is not None), default=0)
 
 
 def own_value(new: str, old: str) -> int:
     """Returns the number in a file of this process's own control group; 0 if it is unknown."""
-    return next((found for file in _files(new, old) if (found := _number(file)) is not None), 0)
+    return next((found for file in _files(new, old) if (found := _number_in(file)) is not None), 0)
 
 
 def own_entry(file: str, key: str) -> int:
