@@ -314,9 +314,9 @@ def logs(
     format: Annotated[str, option("Format: text or json.", sources.words("text", "json"))] = "text",
 ) -> None:
     """Print the output of workers. The lines are in the order of time, as TIME GROUP:RANK: line."""
-    from meshctl.cli.logs import Options, logs
+    from meshctl.cli.status import logs
 
-    raise typer.Exit(logs(words or [], Options(follow, grep, since, folder, format)))
+    raise typer.Exit(logs(words or [], follow, grep, since, folder, format))
 
 
 @app.command()

@@ -111,7 +111,7 @@ def launch(
             write(f"{dry(ready)}\n", sys.stdout)
         return code
     if options.is_detached:
-        from meshctl.cli.detach import detach
+        from meshctl.cli.forks import detach
 
         attached = replace(options, is_detached=False)
         return detach(lambda begin: launch(recipe, overrides, attached, begin))

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from typing import cast
 
-from meshctl.cli.detach import announced
+from meshctl.cli.forks import announced
 from meshctl.cli.jobs import JobTarget, job_state, record_end
 from meshctl.cli.output import REFUSED, refuse
 from meshctl.cli.status import end_of, why_lost

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli.load import check
-from meshctl.cli.logs import Options, logs
 from meshctl.cli.report import report
-from meshctl.cli.status import runs, status, watch
+from meshctl.cli.status import logs, runs, status, watch
 from meshctl.engines.supervise.attempt import lock, mark_logs
 from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.checkpoints import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint
@@ -112,7 +111,7 @@ COMMANDS: dict[str, Callable[[], int]] = {
     "runs": lambda: runs("runs", "text"),
     "status": lambda: status("contract/one", "runs", "text"),
     "status as json": lambda: status("contract/one", "runs", "json"),
-    "logs": lambda: logs(["contract/one"], Options()),
+    "logs": lambda: logs(["contract/one"], False, "", "", "runs", "text"),
     "watch": lambda: watch("contract/one", "runs", "text"),
     "report": lambda: report(["contract/one"], "runs", ""),
 }

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.logs import since_of
 from meshctl.cli.output import Refusal
-from meshctl.cli.status import watch
+from meshctl.cli.status import since_of, watch
 from meshctl.run.directory import RunDir
 from meshctl.run.logs import LogFile
 from meshctl.view.live.seen_run import SeenRun
