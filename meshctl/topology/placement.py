@@ -62,11 +62,6 @@ class NodeRun:
     def last_node(self) -> int:
         return self.first_node + self.nodes - 1
 
-    def is_continued_by(self, other: NodeRun) -> bool:
-        """Returns whether the other run fills the following nodes in the same way."""
-        follows = other.first_node == self.last_node + 1
-        return follows and (other.each, other.first_device) == (self.each, self.first_device)
-
 
 def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
     """Returns the nodes and devices of a group's ranks, in as few runs as possible.
@@ -79,11 +74,13 @@ def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
 
 
 def joined(runs: Iterable[NodeRun]) -> tuple[NodeRun, ...]:
-    """Returns the runs, each joined with those that continue it."""
+    """Returns the runs, each joined with those that fill the following nodes in the same way."""
     found: list[NodeRun] = []
     for run in runs:
-        if found and found[-1].is_continued_by(run):
-            found[-1] = replace(found[-1], ranks=found[-1].ranks + run.ranks)
+        last = found[-1] if found else run
+        same = (last.last_node + 1, last.each, last.first_device)
+        if found and (run.first_node, run.each, run.first_device) == same:
+            found[-1] = replace(last, ranks=last.ranks + run.ranks)
         else:
             found.append(run)
     return tuple(found)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from meshctl.dataclass import dataclass
-from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedGroup, PlacedStage, Topology
+from meshctl.plan.views.topology import Flow, PlacedComponent, PlacedStage, Topology
 from meshctl.text.english import size
 from meshctl.topology.memory import ComponentMemory
 from meshctl.topology.placement import NodeRun
@@ -42,6 +42,7 @@ SUMMARY: Mapping[Subject, tuple[str, ...]] = {
     "device memory": ("bytes",),
 }
 """Subject -> the facts that describe an added or removed item."""
+GROUP = "workers device_type devices gpus_per_worker nodes visible_devices colocate program python"
 BYTES = ("bytes", "weights", "gradients", "optimizer", "sync", "device memory")
 """Facts about memory. A value of 0 is no memory."""
 
@@ -148,7 +149,7 @@ def _items(topology: Topology, other: Topology) -> dict[Subject, dict[str, Facts
     sizes = {"workers": topology.workers, "nodes": cluster.nodes, "pools": pools, **per_node}
     return {
         "job": {"": _facts(sizes, idle_devices=topology.idle)},
-        "groups": {one.name: _of_group(one) for one in topology.groups},
+        "groups": {one.name: _facts({}, one, GROUP, place=place(one.node_runs)) for one in topology.groups},
         "components": {one.name: _of_component(one) for one in topology.components},
         "stages": {one.name: _of_stage(topology, one, order) for one in topology.stages},
         "routes": {one.name: _of_route(one) for one in topology.routes if one.kind == "data"},
@@ -173,11 +174,6 @@ def _plain(value: Any) -> Value:
         return "yes" if value else "no"
     is_of_texts = isinstance(value, tuple) and not all(isinstance(each, int) for each in value)
     return ",".join(value) if is_of_texts or value == () else value
-
-
-def _of_group(group: PlacedGroup) -> Facts:
-    names = "workers device_type devices gpus_per_worker nodes visible_devices colocate program python"
-    return _facts({}, group, names, place=place(group.node_runs))
 
 
 def place(node_runs: Sequence[NodeRun]) -> str:

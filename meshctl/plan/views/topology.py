@@ -193,7 +193,13 @@ def topology(plan: Plan, warnings: Iterable[Warning] = (), memory: Memory = Memo
         digest=plan.digest,
         cluster=plan.cluster,
         workers=plan.job_size,
-        idle=sum(_idle(kind) for kind in nodes),
+        idle=sum(
+            (cell.devices[1] - cell.devices[0]) * (stop - start)
+            for kind in nodes
+            for cell in kind.cells
+            for start, stop in kind.nodes
+            if not cell.groups
+        ),
         nodes=nodes,
         groups=tuple(_group(plan, group) for group in plan.groups),
         components=tuple(placed_component(plan, each, letters_of(number)) for number, each in components),
@@ -249,11 +255,6 @@ def _cells(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) 
         else:
             cells.append(Cell(kind, (start, stop), names, each))
     return cells
-
-
-def _idle(kind: NodeKind) -> int:
-    devices = sum(cell.devices[1] - cell.devices[0] for cell in kind.cells if not cell.groups)
-    return devices * sum(stop - start for start, stop in kind.nodes)
 
 
 def _group(plan: Plan, group: Group) -> PlacedGroup:
