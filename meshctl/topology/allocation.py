@@ -272,30 +272,25 @@ class Demand:
             # This group may use the devices in the list of a group that is colocated with it.
             others = [name for name in ranges if host_of(self.groups, name) != group.name]
             taken = sorted(some for name in others for some in ranges[name])
-            ranges[group.name] = self._next_free(group, taken)
+            free, each = gaps_between(taken), group.gpus_per_worker
+            neighbours = self.neighbours.get(group.name, ())
+            if neighbours:  # only the stated nodes: on the imagined ones there may be no set at all
+                free = clipped(free, 0, self.total)
+            if group.name in self.on:
+                gaps = list(free)
+                allowed = devices_on(self.cluster, "", self.on[group.name])
+                free = (some for devices in allowed for some in clipped(gaps, *devices))
+            largest = max(devices for _, devices in self.cluster.devices_per_node[""])
+            if each > 1 and group.devices % each == 0 and each <= largest:
+                free = whole_sets(free, each, self.cluster)
+            for devices in neighbours:
+                free = whole_sets(free, devices, self.cluster)
+            ranges[group.name] = tuple(merged(first_of(free, group.devices)))
         for group in self.own:
             if isinstance(group.ranks, int) and group.colocate:
                 hosted = ranges.get(host_of(self.groups, group.name), ())
                 ranges[group.name] = first_of(hosted, group.ranks)
         return ranges
-
-    def _next_free(self, group: Group, taken: list[tuple[int, int]]) -> DeviceRanges:
-        """Returns the lowest free devices for a group. All devices of a worker are on one node, and all of a
-        set of neighbours; devices of a node that are too few for one more are skipped."""
-        free, each = gaps_between(taken), group.gpus_per_worker
-        neighbours = self.neighbours.get(group.name, ())
-        if neighbours:  # only the stated nodes: on the imagined ones there may be no set at all
-            free = clipped(free, 0, self.total)
-        if group.name in self.on:
-            gaps = list(free)
-            allowed = devices_on(self.cluster, "", self.on[group.name])
-            free = (some for devices in allowed for some in clipped(gaps, *devices))
-        largest = max(devices for _, devices in self.cluster.devices_per_node[""])
-        if each > 1 and group.devices % each == 0 and each <= largest:
-            free = whole_sets(free, each, self.cluster)
-        for devices in neighbours:
-            free = whole_sets(free, devices, self.cluster)
-        return tuple(merged(first_of(free, group.devices)))
 
 
 def host_of(groups: Groups, name: str) -> str:

@@ -465,7 +465,15 @@ class DeviceMesh:
         `mesh.unflatten("ulysses", {"ring": ulysses // heads, "heads": heads})`.
         """
         home, (digits,) = self._dims((dim,))
-        parts = _part_sizes(dim, size_of(digits), sizes)
+        size = size_of(digits)
+        if not isinstance(sizes, Mapping):
+            raise MeshError(
+                f"the parts of {dim} must be names with sizes, {{'ring': 2, 'heads': 4}}, not {sizes!r}"
+            )
+        parts = {name: _dim_size(f"the size of {name}", part) for name, part in sizes.items()}
+        if not parts or prod(parts.values()) != size:
+            product = " x ".join(f"{name} {part}" for name, part in parts.items()) or "no part"
+            raise MeshError(f"{product} is not the {size} of {dim}")
         for name in parts:
             if name in RESERVED or (name != dim and name in home.mesh_dim_names):
                 reason = RESERVED.get(name, "a dim of the mesh already")
@@ -647,20 +655,6 @@ def _dim_size(what: str, size: object) -> int:
     return number
 
 
-def _part_sizes(dim: str, size: int, parts: object) -> dict[str, int]:
-    """Returns name -> size of the parts that a dim is divided into. `size`, the size of the dim, must be the
-    product of the sizes of its parts."""
-    if not isinstance(parts, Mapping):
-        raise MeshError(
-            f"the parts of {dim} must be names with sizes, {{'ring': 2, 'heads': 4}}, not {parts!r}"
-        )
-    sizes = {name: _dim_size(f"the size of {name}", part) for name, part in parts.items()}
-    if not sizes or prod(sizes.values()) != size:
-        product = " x ".join(f"{name} {part}" for name, part in sizes.items()) or "no part"
-        raise MeshError(f"{product} is not the {size} of {dim}")
-    return sizes
-
-
 def _dim_index(dim: str, index: object, size: int) -> int:
     """Returns an index in a dim, which must be an integer in 0 .. size - 1."""
     number = whole(index)
@@ -756,25 +750,17 @@ def _refactored(
     for dim, size in inner.items():
         halves = split(left, size) if left is not None else None
         left, digits[dim] = halves or (None, ())
-    if left is None:
-        return _listed(mesh, order, old, inner, outer)
+    if left is None:  # strides cannot describe it: a table of the ranks
+        kept = [dim for dim in mesh.mesh_dim_names if dim not in old]
+        replaced = [dim for dim in old if dim in by_name]
+        table = mesh.layout.ranks((by_name[dim] for dim in (*kept, *replaced)), mesh.layout.start)
+        sizes = {dim: mesh.size(dim) for dim in kept}
+        sizes[outer] = prod(map(mesh.size, replaced)) // prod(inner.values())
+        sizes |= dict(reversed(inner.items()))
+        digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
+        return _regrouped(mesh, order, [digits[dim] for dim in order], old, table)
     digits[outer] = left
     return _regrouped(mesh, order, [digits[dim] for dim in order], old)
-
-
-def _listed(
-    mesh: DeviceMesh, order: tuple[str, ...], old: tuple[str, ...], inner: dict[str, int], outer: str
-) -> DeviceMesh:
-    """Returns the mesh of `_refactored` with a table of the ranks."""
-    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
-    kept = [dim for dim in mesh.mesh_dim_names if dim not in old]
-    replaced = [dim for dim in old if dim in by_name]
-    table = mesh.layout.ranks((by_name[dim] for dim in (*kept, *replaced)), mesh.layout.start)
-    sizes = {dim: mesh.size(dim) for dim in kept}
-    sizes[outer] = prod(map(mesh.size, replaced)) // prod(inner.values())
-    sizes |= dict(reversed(inner.items()))
-    digits = dict(zip(sizes, row_major(tuple(sizes.values())), strict=True))
-    return _regrouped(mesh, order, [digits[dim] for dim in order], old, table)
 
 
 def _regrouped(

@@ -99,7 +99,17 @@ def distances(plan: Plan, route: Route) -> tuple[Distance, ...]:
     producer, consumer = ends_of(plan, route)
     if route.kind == "weights" and producer.group == consumer.group and producer.mesh == consumer.mesh:
         return ("process",)
-    possible = _possible(plan, producer.group, consumer.group)
+    ones, others = plan.node_runs_of(producer.group), plan.node_runs_of(consumer.group)
+    runs = [*ones, *others]
+    is_one_node = max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
+    have_common = any(one[0] < other[1] and other[0] < one[1] for one in ones for other in others)
+    has_one_worker = producer.group == consumer.group and plan.group(producer.group).workers == 1
+    nearest: list[Distance] = ["process"] if producer.group == consumer.group else []
+    if have_common and not has_one_worker:
+        nearest.append(distance(plan, producer.group, consumer.group, near=True))
+    if not is_one_node:
+        nearest.append(distance(plan, producer.group, consumer.group, near=False))
+    possible = tuple(nearest)
     if route.kind == "weights" or user_mode(plan, route):
         return possible[-1:]
     found: set[Distance] = set()
@@ -108,21 +118,6 @@ def distances(plan: Plan, route: Route) -> tuple[Distance, ...]:
         if len(found) == len(possible):
             break
     return tuple(each for each in NEAREST_FIRST if each in found) or possible[-1:]
-
-
-def _possible(plan: Plan, producer: str, consumer: str) -> tuple[Distance, ...]:
-    """Returns the distances that occur between workers of two groups, the nearest first."""
-    ones, others = plan.node_runs_of(producer), plan.node_runs_of(consumer)
-    runs = [*ones, *others]
-    is_one_node = max(stop for _, stop in runs) - min(start for start, _ in runs) == 1
-    have_common = any(one[0] < other[1] and other[0] < one[1] for one in ones for other in others)
-    has_one_worker = producer == consumer and plan.group(producer).workers == 1
-    found: list[Distance] = ["process"] if producer == consumer else []
-    if have_common and not has_one_worker:
-        found.append(distance(plan, producer, consumer, near=True))
-    if not is_one_node:
-        found.append(distance(plan, producer, consumer, near=False))
-    return tuple(found)
 
 
 def _of_links(plan: Plan, route: Route, producer: Component, consumer: Component) -> Iterable[set[Distance]]:

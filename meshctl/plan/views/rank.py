@@ -280,7 +280,16 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
     if stage.kind == "sync":
         return made
     if stage.is_source:
-        return _source(made, stage, component, rank, samples)
+        if user := next(filter(is_user_mode, (stage.collect, stage.execute)), ""):
+            return replace(made, note=_by_user(user))
+        producers = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute])
+        total, shares = stage.samples or samples, producers.count(component.mesh)
+        index = producers.index_of(component.mesh, rank)
+        made = replace(made, shares=shares, total=total, count=0 if total else None)
+        if index is None:
+            return replace(made, called=False, note="the leader of its data rank is called")
+        span = even_split(total, shares, index)
+        return replace(made, share=index, count=len(span) if total else None, samples=_ends(span))
     if is_user_mode(stage.execute):
         return replace(made, note=_by_user(stage.execute))
     if not EXECUTE[stage.execute].is_called(component.mesh, rank):
@@ -302,20 +311,6 @@ def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: i
     if flow.total == 0 or note:
         return made
     return replace(made, count=flow.samples_of(rank), samples=_ends(flow.span_of(rank)))
-
-
-def _source(made: RankStage, stage: Stage, component: Component, rank: int, samples: int) -> RankStage:
-    """Returns what a rank does in a source, whose samples are split evenly over its producers."""
-    if mode := next(filter(is_user_mode, (stage.collect, stage.execute)), ""):
-        return replace(made, note=_by_user(mode))
-    producers = producer_set(COLLECT[stage.collect], EXECUTE[stage.execute])
-    total, shares = stage.samples or samples, producers.count(component.mesh)
-    index = producers.index_of(component.mesh, rank)
-    made = replace(made, shares=shares, total=total, count=0 if total else None)
-    if index is None:
-        return replace(made, called=False, note="the leader of its data rank is called")
-    span = even_split(total, shares, index)
-    return replace(made, share=index, count=len(span) if total else None, samples=_ends(span))
 
 
 def _by_user(mode: str) -> str:
