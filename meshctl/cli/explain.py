@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from meshctl.cli.output import refuse, write
-from meshctl.diagnostics.codes import SUBJECTS, Block, Page, Section, codes, head, page
+from meshctl.diagnostics.codes import SUBJECTS, Page, Section, codes, head, page
 from meshctl.text.english import did_you_mean, listed
 
 INDENT, CHANGED = "    ", "  > "
@@ -65,16 +65,11 @@ def _section(section: Section, other: Section) -> Iterator[str]:
         if isinstance(piece, str):
             yield from piece.splitlines()
         else:
-            yield from _block(
-                piece, next((block for block in other.blocks if block.name == piece.name), piece)
-            )
-
-
-def _block(block: Block, other: Block) -> Iterator[str]:
-    if block.name and block.name != RECIPE:
-        yield f"{INDENT}{'#' if block.language in ('python', 'yaml') else '--'} {block.name}"
-    for line in block.lines:
-        yield f"{INDENT if line in other.lines else CHANGED}{line}".rstrip()
+            before = next((block for block in other.blocks if block.name == piece.name), piece)
+            if piece.name and piece.name != RECIPE:
+                yield f"{INDENT}{'#' if piece.language in ('python', 'yaml') else '--'} {piece.name}"
+            for line in piece.lines:
+                yield f"{INDENT if line in before.lines else CHANGED}{line}".rstrip()
 
 
 def _print(lines: Iterator[str]) -> int:

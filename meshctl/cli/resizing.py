@@ -5,7 +5,7 @@ beforehand."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 
@@ -96,7 +96,10 @@ def lost_of(plan: Plan, words: Sequence[str]) -> Lost:
 
 def changes(resizing: Resizing, smaller: Plan, lost: Lost) -> list[str]:
     """Returns lines about what is lost, the groups that change their size, and the overrides for it."""
-    found = [f"lost: {in_words([*_names(lost)])}"]
+    names = [f"node {node}" for node in sorted(lost.nodes)]
+    names += [f"{kind} device {number}" for kind, number in sorted(lost.devices)]
+    names += [f"{counted(count, 'rank')} of {name}" for name, count in lost.processes.items()]
+    found = [f"lost: {in_words(names)}"]
     groups = resizing.whole.plan.groups
     sizes = [
         f"{workers} of {counted(group.workers, 'worker')} of {group.name}"
@@ -105,9 +108,3 @@ def changes(resizing: Resizing, smaller: Plan, lost: Lost) -> list[str]:
     ]
     found.append(f"goes on with {in_words(sizes)}" if sizes else "no group has a worker there")
     return [*found, *([f"overrides: {' '.join(resizing.overrides)}"] if resizing.overrides else [])]
-
-
-def _names(lost: Lost) -> Iterator[str]:
-    yield from (f"node {node}" for node in sorted(lost.nodes))
-    yield from (f"{kind} device {number}" for kind, number in sorted(lost.devices))
-    yield from (f"{counted(count, 'rank')} of {name}" for name, count in lost.processes.items())

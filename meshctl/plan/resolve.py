@@ -112,7 +112,10 @@ def _component(
     declared: dict[str, tuple[str, str, str]] = {}
     for stage in recipe.pipeline.values():
         endpoint = endpoints.get(stage.method) if stage.component == component.name else None
-        if endpoint and not _overrides(stage, endpoint.unread_parameter):
+        # A mode that the stage states itself, where it could not be read in the decorator, is compared with
+        # no value of the decorator's.
+        stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
+        if endpoint and not stated.get(endpoint.unread_parameter):
             declared[stage.method] = (endpoint.dispatch, endpoint.collect, endpoint.execute)
     return Component(
         component.name,
@@ -123,13 +126,6 @@ def _component(
         component.frozen,
         declared,
     )
-
-
-def _overrides(stage: recipes.Stage, parameter: str) -> bool:
-    """Returns whether a stage of the recipe states the mode `parameter` itself, when it could not be read in
-    the decorator. Then there is no value that a worker could compare with the decorator's."""
-    stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
-    return bool(stated.get(parameter))
 
 
 def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Stage:

@@ -10,7 +10,7 @@ from meshctl.plan.model import Checkpoint, Cluster, Input, Plan, Program
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.load import load
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import Dispatch, Route
+from meshctl.topology.modes import Dispatch
 from tests.examples import examples
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 
@@ -98,22 +98,6 @@ def test_views_and_sizes_of_samples_arrive(tmp_path: Path) -> None:
     assert [stage.sample_bytes for stage in plan.stages] == [0, 4096, 0, 0, 0, 0]
     plan = plan_of(tmp_path, IN_DESIGN, *train, "layout@components.actor.parallel=fsdp_ep")
     assert plan.component("actor").mesh == DeviceMesh.from_sizes(fsdp_size=8, ep_size=2, device_type="cpu")
-
-
-def test_routes_are_named_by_their_ends(tmp_path: Path) -> None:
-    routes = plan_of(tmp_path, IN_DESIGN).routes
-    assert [route.name for route in routes] == [
-        "batch -> rollouts",
-        "rollouts -> scored",
-        "scored -> metrics",
-        "rollouts -> both.batch",
-        "scored -> both.other",
-        "batch -> both.other",
-        "publish",
-    ]
-    assert routes[1].dispatch == Dispatch(balance="tokens")
-    assert routes[4] == Route("scored -> both.other", "scored", "both", "other", dispatch=Dispatch("all"))
-    assert routes[6] == Route("publish", "publish", "publish", kind="weights", slots=3)
 
 
 def test_the_environment_is_not_in_the_plan(tmp_path: Path, monkeypatch: Any) -> None:

@@ -15,10 +15,6 @@ def test_the_first_stages_have_one_layer_more() -> None:
     assert by_count(4, 2) == (range(0, 2), range(2, 4)) == of_counts([2, 2])
 
 
-def test_the_head_counts_as_a_part_of_the_last_stage() -> None:
-    assert [len(own) for own in by_cost([1.0] * 10, 4, head=2.0)] == [3, 3, 3, 1]
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_no_other_division_has_a_cheaper_most_expensive_stage(seed: int) -> None:
     random = Random(seed)

@@ -192,13 +192,6 @@ def test_without_the_bound_a_step_is_shortest(
     assert (found[1] if found else 0.0) == pytest.approx(left)
 
 
-def test_after_the_bound_the_next_one_is_named() -> None:
-    parts = (part("a", "x", 0.4), part("b", "y", 0.3), Part("rest", "", "z", {"z": 0.1}))
-    bound = replace(used(), seconds=0.4, parts=parts).bound
-    assert bound and bound.name == "a" and bound.gain == pytest.approx(0.25)
-    assert bound.next and bound.next.name == "b" and bound.next.seconds == pytest.approx(0.1)
-
-
 def test_a_folded_event_counts_as_the_steps_that_it_replaces() -> None:
     sums, one_by_one, folded = StepSums(), WorkerTimes(), WorkerTimes()
     for number, seconds in enumerate((1.0, 2.0, 3.0, 1.5), 1):

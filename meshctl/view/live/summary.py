@@ -60,6 +60,10 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
     is_over, use = state.code is not None or condition == "lost", state.time_use
     # The means of stages are for the time before the second step, and for a run of an earlier version.
     groups = state.groups.items()
+    workers: list[tuple[str, ...]] = [("group", "workers", "state", "")]
+    for placed in state.plan.groups:
+        group = state.groups[placed.name]
+        workers.append((placed.name, workers_of(group, placed), group.state, group.phase))
     stages = {name: [(one, milliseconds(mean)) for one, mean in means(group)] for name, group in groups}
     phases = {name: [(one, duration(long)) for one, long in group.slow_phases] for name, group in groups}
     earlier = len(state.restarts[:-MAX_RESTARTS])
@@ -71,7 +75,7 @@ def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: fl
         table(
             [(name, f"{number(history.first)} -> {number(history.last)}") for name, history in state.shown()]
         ),
-        [] if is_over else table(list(group_rows(state)), right=(1,)),
+        [] if is_over else table(workers, right=(1,)),
         grouped(("group", "before step 1", "time"), phases),
         table(list(rows(use)), right=(2, 3)) if use else grouped(("group", "stage", "mean ms"), stages),
         [
@@ -119,13 +123,6 @@ def notices(state: RunState, condition: Condition) -> Iterator[str]:
         yield from (f"{INDENT}{line}" for line in state.stall)
     elif state.notice:
         yield f"{INDENT}{state.notice}"
-
-
-def group_rows(state: RunState) -> Iterator[tuple[str, ...]]:
-    yield "group", "workers", "state", ""
-    for placed in state.plan.groups:
-        group = state.groups[placed.name]
-        yield placed.name, workers_of(group, placed), group.state, group.phase
 
 
 def workers_of(group: GroupState, placed: Group) -> str:

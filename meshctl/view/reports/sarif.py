@@ -11,7 +11,7 @@ File names are URIs relative to the working directory. Columns count characters 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from posixpath import join, normpath
 from typing import Any
@@ -42,7 +42,11 @@ class _Run:
             dict.fromkeys(
                 file
                 for one, found in all
-                for file in (*_files(found), *([] if found.primary else [one.recipe]))
+                for file in (
+                    *(span.file for span in (found.primary, *found.seconds) if span),
+                    *(fix.span.file for fix in found.fixes),
+                    *([] if found.primary else [one.recipe]),
+                )
             )
         )
         self.lines = lines
@@ -125,12 +129,6 @@ class _Run:
     def change(self, file: str, fixes: list[Fix]) -> dict[str, Any]:
         edits = [{"deletedRegion": _region(fix.span), "insertedContent": {"text": fix.text}} for fix in fixes]
         return {**self.place(file), "replacements": edits}
-
-
-def _files(found: Diagnostic) -> Iterator[str]:
-    yield from (
-        span.file for span in (found.primary, *found.seconds, *(fix.span for fix in found.fixes)) if span
-    )
 
 
 def _region(span: Span) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
-from meshctl.plan.model import as_data
 from meshctl.plan.views.difference import Change, Fact, difference
 from meshctl.plan.views.topology import Topology, topology
 from meshctl.topology.cluster import Cluster
@@ -49,18 +47,6 @@ def test_a_stage_more_does_not_move_the_others_but_another_order_does() -> None:
         ("metrics", (Fact("order", 2, 1),)),
         ("rollouts", (Fact("order", 1, 2),)),
     ]
-
-
-def test_it_is_plain_data() -> None:
-    same = difference(job(), job())
-    assert same.changes == () and same.digests[0] == same.digests[1]
-    data = json.loads(json.dumps(as_data(difference(job(4), job(8, nodes=2)))))
-    assert data["format"] == 1 and data["changes"][0]["facts"][0] == {
-        "what": "workers",
-        "before": 8,
-        "after": 12,
-        "dim": "",
-    }
 
 
 def with_memory(actor: ComponentMemory, limit: int = 0) -> Topology:

@@ -16,7 +16,6 @@ from meshctl.plan.model import Cluster, Component, Group, Input, Plan, Run, Stag
 from meshctl.plan.views.rank import RankRoute, RankZoom
 from meshctl.plan.views.selection import Selection, of_dim, of_node, of_rank, select
 from meshctl.plan.views.topology import ZoomError, topology
-from meshctl.topology.flows import Ranks
 from meshctl.topology.mesh import DIMS, DeviceMesh, even_split
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Dispatch, Route
 from meshctl.topology.samples import SampleTable
@@ -157,22 +156,6 @@ def check_producer(route: RankRoute, given: dict[int, list[int]]) -> None:
         assert sum(filled) == len(given)
 
 
-def test_what_only_the_run_decides_is_stated() -> None:
-    zoom = of("two_nodes.yaml", "judge", 1, samples=30)
-    stages = {stage.stage: stage for stage in zoom.stages}
-    assert (
-        stages["scored"].note == "token counts decide which rank has which samples"
-        and stages["scored"].samples is None
-    )
-    routes = {(route.route, route.is_producer): route for route in zoom.routes}
-    balanced = routes["rollouts -> scored", False]
-    assert balanced.note == stages["scored"].note and balanced.count is None
-    assert [(each.ranks, each.samples) for each in balanced.exchanges] == [(Ranks(2, (0, 2), 2, 2), None)]
-    # `scored` says no count: --samples does
-    assert (routes["scored -> metrics", True].total, routes["scored -> metrics", True].count) == (30, 10)
-    assert of("two_nodes.yaml", "judge", 1).routes[-1].total == 512
-
-
 def test_a_value_that_is_no_batch_is_received_from_all_producers() -> None:
     plan = plan_of("two_nodes.yaml", "pipeline.scored.dispatch=all", "pipeline.advantages.execute=all")
     mean = [replace(each, collect="mean") if each.name == "scored" else each for each in plan.stages]
@@ -186,20 +169,6 @@ def test_a_value_that_is_no_batch_is_received_from_all_producers() -> None:
     assert (route.partners, first.ranks.first, first.samples, route.total) == (1, (0, 1, 2), None, 0)
     [stage] = [stage for stage in zoom.stages if stage.stage == "advantages"]
     assert stage.total == 512  # of its other input
-
-
-def test_where_samples_are_not_counted_some_of_the_ranks_take_part() -> None:
-    counted, not_counted = (
-        {route.route: route for route in of("two_nodes.yaml", "train", 1, samples=n).routes} for n in (64, 0)
-    )
-    assert not any(route.some for route in counted.values() if route.kind == "data" and route.total)
-    unsure = [name for name, route in not_counted.items() if route.some and not route.total]
-    assert unsure and all(counted[name].exchanges[0].samples for name in unsure)
-
-
-def of(recipe: str, group: str, rank: int, *overrides: str, samples: int = 0) -> RankZoom:
-    plan = plan_of(recipe, *overrides)
-    return of_rank(plan, topology(plan), group, rank, samples)
 
 
 def on_cpu(mesh: DeviceMesh) -> Plan:

@@ -108,33 +108,6 @@ def test_letters_go_on_after_z() -> None:
     letters = [one.letter for one in shown]
     assert [letters[at] for at in (0, 25, 26, 701, 702)] == ["A", "Z", "AA", "ZZ", "AAA"]
     assert len(set(letters)) == 703 and shown[0].layout == "one rank"
-    wide = plans.group("g", "cpu", 24)
-    turned = plans.component(
-        "c", wide, pp_size=2, dp_size=3, tp_size=4, order=["tp", "dp", "fsdp", "cp", "pp"]
-    )
-    assert (
-        topology(plans.plan("p", Cluster(), [wide], [turned], [])).components[0].layout
-        == "tp 4 x dp 3 x pp 2"
-    )
-
-
-def test_process_groups_are_those_above_1_and_of_views_that_add_information() -> None:
-    train = plans.group("g", "cuda", 16, (0, 16))
-    made = plans.component(
-        "c", train, pp_size=2, fsdp_size=4, tp_size=2, ulysses_size=2, ep_size=4, etp_size=2
-    )
-    (shown,) = topology(plans.plan("p", Cluster.of(2, cuda=8), [train], [made], [])).components
-    facts = [
-        (one.dim, one.count, one.size, one.stride, one.example, one.reach) for one in shown.process_groups
-    ]
-    assert facts == [
-        ("pp", 8, 2, 8, (0, 8), "all"),
-        ("fsdp", 4, 4, 2, (0, 2, 4, 6), "inside"),
-        ("tp", 8, 2, 1, (0, 1), "inside"),
-        ("ulysses", 8, 2, 2, (0, 2), "inside"),
-        ("ep", 4, 4, 2, (0, 2, 4, 6), "inside"),
-        ("etp", 8, 2, 1, (0, 1), "inside"),
-    ]
 
 
 # Routes

@@ -42,14 +42,6 @@ def test_a_call_reads_a_bounded_amount(run: RunDir) -> None:
     assert tail.new_lines(MAX) == ["last"]
 
 
-def test_a_complete_tail_skips_nothing(run: RunDir) -> None:
-    tail = LogTail(log(run, "train", 0, "".join(f"{number}\n" for number in range(MAX))))
-    read = list[str]()
-    while lines := tail.new_lines(MAX, is_complete=True):
-        read += lines
-    assert read == [str(number) for number in range(MAX)]
-
-
 @pytest.mark.parametrize(
     ("line", "shown"),
     [

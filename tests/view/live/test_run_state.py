@@ -7,7 +7,7 @@ import pytest
 from meshctl.run.events import Event, restart_line
 from meshctl.view.live.run_state import RunState
 from meshctl.view.live.state_file import as_text, data_of, state_of
-from tests.view.recorded import Recorded, make_plan
+from tests.view.recorded import make_plan
 
 
 def test_the_state_of_a_group_follows_its_workers() -> None:
@@ -76,19 +76,6 @@ def test_the_row_before_step_1_does_not_count_for_the_rate() -> None:
     assert state.steps_per_second == 2.0
     state.on_event(Event("resumed", step=7))
     assert state.step == 7
-
-
-def test_time_and_bytes_of_a_run(recorded: Recorded) -> None:
-    state = RunState(recorded.plan)
-    recorded.feed(state)
-    assert state.groups["rollout"].stages["exam"].times == 8
-    assert round(state.groups["rollout"].waits_mean, 6) == round(0.25 - 0.06 - 0.004 / 3, 6)
-    assert state.routes == {"rollouts -> metrics": 12 * 2 * 1500}
-    assert state.steps_per_second == 4.0
-    assert [(name, history.first, history.last) for name, history in state.shown()] == [
-        ("exam.reward", 0.3, 1.0),
-        ("metrics.loss", 2.0, 2 / 12),
-    ]
 
 
 def test_a_line_that_comes_again_counts_once() -> None:

@@ -73,15 +73,6 @@ def test_very_many_of_everything_are_folded_and_the_warnings_leave_room() -> Non
     assert fits(text, 80, 60) and re.search(r"ep +2048 x 32 +1 +0 1 … 31 +cross", text)
 
 
-def test_where_there_is_little_room_stages_and_counts_stay() -> None:
-    made = drawn("64")
-    text = draw(made, 40)
-    for route in made.routes:
-        assert f"{route.producers} -> {route.consumers}" in text, route.name
-    for stage in made.stages:
-        assert re.search(rf"^ +{stage.after} .* {stage.name[:3]}", text, re.MULTILINE), stage.name
-
-
 @pytest.mark.parametrize("name", ["8", "16", "64", "100000"])
 @pytest.mark.parametrize("width", [48, 200])
 def test_every_route_shows_its_modes_and_its_transport(name: str, width: int) -> None:
