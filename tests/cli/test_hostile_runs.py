@@ -16,7 +16,7 @@ import pytest
 from meshctl.cli.load import check
 from meshctl.cli.report import report
 from meshctl.cli.status import logs, runs, status, watch
-from meshctl.engines.supervise.attempt import lock, mark_logs
+from meshctl.engines.supervise.attempt import lock
 from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.checkpoints import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint
 from meshctl.run.directory import RunDir
@@ -185,7 +185,6 @@ def test_a_run_is_not_continued_through_links_and_pipes(content: str, run: RunDi
     for write in (lambda: lock(run), lambda: Journal(run.journal("launcher"))):
         with suppress(OSError):
             write()
-    mark_logs(run, 1)
     assert outside() == before
     MAKE[content](run.recipe)
     done = check("runs/contract/one", [])
