@@ -220,10 +220,7 @@ def preferences_with_an_adapter(rank: int) -> None:
     for sizes in (DP, PP):
         model = Model(parity.MODELS["llama"], dtype="float64", loss="dpo", lora=LORA, lr=1e-3, micro_batch=3)
         model.use_mesh(mesh(sizes))
-        pairs = Batch(columns, ids=texts.ids)
-        share = model.mesh.get_slice(len(pairs), model.rank)
-        own = pairs.between(share.start, share.stop)
-        own.most = -(-len(pairs) // model.mesh.data_size)
+        own = parity.share(model, Batch(columns, ids=texts.ids))
         updates = [model.update(own) for _ in range(2)]
         found.append([metrics[name] for metrics in updates for name in ("loss", "grad_norm")])
     assert found[1] == parity.approx(found[0], 1e-10) and found[0][0] != found[0][2]
