@@ -54,7 +54,7 @@ from meshctl.run.best import EarlyStopping
 from meshctl.run.checkpoints import NoWholeCheckpoint, WholeCheckpoint, steps_of
 from meshctl.run.directory import EngineChoice, RunDir, Start
 from meshctl.run.events import Journal, Observer
-from meshctl.run.launches import record_git_state, record_launch
+from meshctl.run.launcher import record_git_state, record_launch
 from meshctl.run.media import forget_media
 from meshctl.run.metrics import rows_of
 from meshctl.run.process import IN_JOB

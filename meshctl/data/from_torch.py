@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from meshctl.data.errors import DataError
 from meshctl.data.examples import DTYPES
-from meshctl.data.order import Permutation
 from meshctl.data.prefetch import Prefetch
+from meshctl.data.rows import Permutation
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.component import Component, endpoint
 

@@ -21,9 +21,8 @@ from meshctl.data.checks import PROMPTS, SOURCE
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, PromptsEncoder, TextEncoder
 from meshctl.data.errors import DataError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
-from meshctl.data.order import Permutation
 from meshctl.data.prefetch import Prefetch, results
-from meshctl.data.rows import Rows, open_rows, split_off
+from meshctl.data.rows import Permutation, Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint

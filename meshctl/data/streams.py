@@ -22,9 +22,8 @@ from meshctl.data.checks import STREAM
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
-from meshctl.data.order import Permutation
 from meshctl.data.prefetch import Prefetch
-from meshctl.data.rows import Row, Rows, check_hub_name, files_of, open_rows, saved_folder
+from meshctl.data.rows import Permutation, Row, Rows, check_hub_name, files_of, open_rows, saved_folder
 from meshctl.data.source import ChatRows, PairsRows, TextRows
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.dataclass import dataclass

@@ -21,7 +21,6 @@ from meshctl.argument_limits import check_arguments
 from meshctl.hf import checks, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
-from meshctl.hf.export import FILE_BYTES, export
 from meshctl.hf.logits import ChunkedHead, OutputsWithoutLogits, SharedOutputs, SharedPrompts
 from meshctl.hf.options import ModelError, Sizes, dtype_of
 from meshctl.hf.outputs import (
@@ -40,15 +39,14 @@ from meshctl.hf.outputs import (
     with_estimates,
 )
 from meshctl.hf.parity import ParityCheck
-from meshctl.hf.passes import Passes, by_tokens, inference
 from meshctl.hf.peft_api import Lora
-from meshctl.hf.pipeline import PipelinePasses
+from meshctl.hf.pipeline import Passes, PipelinePasses, by_tokens, inference
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.stages import outlines_of_all, tensors_of_all
 from meshctl.hf.texts import Texts, check_borders, check_positions, joined, texts_of
 from meshctl.hf.training import Sums, Trainer, make_lr_schedule, make_optimizer, not_finite
 from meshctl.hf.transformers_api import HEADS, DiskFormat, outline
-from meshctl.hf.weights import load_stored, stored_weights
+from meshctl.hf.weights import FILE_BYTES, export, load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged

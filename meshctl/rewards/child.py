@@ -18,8 +18,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from meshctl.rewards.functions import Choice, FunctionError, Scorer
-from meshctl.rewards.messages import receive, send
+from meshctl.rewards.functions import Choice, FunctionError, Scorer, receive, send
 from meshctl.run.process import die_with
 
 

@@ -12,8 +12,7 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.rewards.checks import FUNCTION
-from meshctl.rewards.functions import Choice, FunctionError, Score, Scorer
-from meshctl.rewards.messages import MessageError
+from meshctl.rewards.functions import Choice, FunctionError, MessageError, Score, Scorer
 from meshctl.rewards.processes import Processes
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids

@@ -18,8 +18,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 from meshctl.package import PACKAGE_DIR
-from meshctl.rewards.functions import Choice, FunctionError, Score
-from meshctl.rewards.messages import receive, send
+from meshctl.rewards.functions import Choice, FunctionError, Score, receive, send
 
 PROGRAM = """\
 import sys

@@ -27,7 +27,7 @@ from typing import Any
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, restart_line
-from meshctl.run.launches import git_state
+from meshctl.run.launcher import git_state
 from meshctl.run.media import Media, media_at
 from meshctl.run.metrics import Row, rows_of
 from meshctl.text.redaction import HIDDEN, is_secret_at, redact

@@ -21,7 +21,7 @@ from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.checkpoints import Manifest, NoWholeCheckpoint, describe, newest_whole_checkpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Journal
-from meshctl.run.launches import record_launch
+from meshctl.run.launcher import record_launch
 from meshctl.view.live.listing import row_of
 from meshctl.view.live.seen_run import plan_of_run
 from meshctl.view.live.state_file import as_text, data_of, folded_state

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshctl.data.examples import joined, packed
-from meshctl.data.order import Permutation
+from meshctl.data.rows import Permutation
 
 
 @given(st.integers(0, 300), st.integers())

@@ -96,7 +96,7 @@ def ranks_write_different_files(rank: int) -> None:
     for name, sizes in layouts.items():
         made = model(name, sizes, lora=name == "llama_tied")
         folder = SHARED / name
-        with mock.patch("meshctl.hf.export.save_file", wraps=save_file) as written:
+        with mock.patch("meshctl.hf.weights.save_file", wraps=save_file) as written:
             made.export(folder, FILE_BYTES)
         own = [Path(call.args[1]).name.removesuffix(".part") for call in written.call_args_list]
         assert own == sorted(path.name for path in folder.glob("*.safetensors"))[rank::2], own

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from meshctl.hf import Model, ModelError
-from meshctl.hf.passes import by_tokens
+from meshctl.hf.pipeline import by_tokens
 from meshctl.hf.training import Sums
 from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch, Ragged

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from meshctl.data.order import Permutation
+from meshctl.data.rows import Permutation
 from tests.paths import RECIPES
 
 MODEL = RECIPES / "smollm2"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, event_files, parsed
-from meshctl.run.launches import git_state, launches
+from meshctl.run.launcher import git_state, launches
 from meshctl.run.logs import read_tail, without_stamps
 from meshctl.run.metrics import rows_of
 from meshctl.run.reading import lines_of, size_of

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from meshctl.run.events import Event
-from meshctl.run.launches import record_launch
+from meshctl.run.launcher import record_launch
 from meshctl.run.metrics import as_json
 from meshctl.view.report_page.page import draw
 from meshctl.view.report_page.record import RunRecord
