@@ -211,8 +211,8 @@ MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Permutation(Sequence[int]):
-    """The numbers 0 to `size` - 1 in a pseudo-random order, which `words` determine as a seed: position -> row
-    in constant time and without memory, the same on every machine and with every library version.
+    """The numbers 0 to `size` - 1 in a pseudo-random order, which `words` determine as a seed: position ->
+    row in constant time and without memory, the same on every machine and with every library version.
 
     It is a Feistel network over the bits of a position, which is a bijection of [0, 4^k). A result beyond the
     last row is permuted again until it is one (cycle walking, Black and Rogaway, 2002).

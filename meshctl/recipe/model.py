@@ -224,7 +224,7 @@ class Stage:
     checksum: bool | None = None
     """For a sync: whether received weights are verified; None for the first syncs only."""
     ends_run: bool | None = None
-    """For a source: whether the end of its data ends the run; None for the rule in `run.bounds`."""
+    """For a source: whether the end of its data ends the run; None for the rule in `run.settings`."""
     patience: float | None = None
     """For a call: seconds in which a worker must advance while the endpoint runs; None for those of the
     run."""

@@ -96,6 +96,10 @@ class Run:
         return parity.SINGLE_LORA_ON_TP if self.case.lora and "tp" in self.sizes else parity.SINGLE
 
 
+RUNS = 16
+"""The number of runs in a world: the process groups of a model have threads until their process ends."""
+
+
 @cache
 def verdicts(runs: tuple[Any, ...]) -> dict[Any, str]:
     """Returns the verdict of each run: a `Run`, or a case with the same attributes. Runs with the same number
@@ -103,13 +107,13 @@ def verdicts(runs: tuple[Any, ...]) -> dict[Any, str]:
     expected = {run: parity.by_hand(run.case.task, run.gate) for run in runs}
     found: dict[Any, str] = {}
     for size in (2, 4, 8):
-        own = [run for run in runs if run.ranks == size]
-        if not own:
-            continue
-        checks = [_check(number, run, expected[run]) for number, run in enumerate(own)]
-        with tempfile.TemporaryDirectory() as folder:
-            results = worlds.run(size, checks, Path(folder))
-        found |= {run: results[check.__name__] for run, check in zip(own, checks, strict=True)}
+        of_size = [run for run in runs if run.ranks == size]
+        for first in range(0, len(of_size), RUNS):
+            own = of_size[first : first + RUNS]
+            checks = [_check(number, run, expected[run]) for number, run in enumerate(own)]
+            with tempfile.TemporaryDirectory() as folder:
+                results = worlds.run(size, checks, Path(folder))
+            found |= {run: results[check.__name__] for run, check in zip(own, checks, strict=True)}
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, product
 from pathlib import Path
 
@@ -39,16 +40,16 @@ SHARED, EXPECTED = Path(), dict[Case, Trained]()
 """The folder of all worlds, and the results of one process, set before the processes are forked."""
 
 
-def saves(rank: int) -> None:
-    for case, (name, sizes) in product(CASES, LAYOUTS[dist.get_world_size()].items()):
+def saves(case: Case, rank: int) -> None:
+    for name, sizes in LAYOUTS[dist.get_world_size()].items():
         model = parity.component(case, sizes)
         for step in range(1, SAVED + 1):
             model.update(parity.share_of(model, step, case.packed))
         checkpoint.save(SHARED / case.name / name, "actor", model.state_dict(), mesh_of(model))
 
 
-def resumes(rank: int) -> None:
-    for case, saved, sizes in product(CASES, NAMES, LAYOUTS[dist.get_world_size()].values()):
+def resumes(case: Case, rank: int) -> None:
+    for saved, sizes in product(NAMES, LAYOUTS[dist.get_world_size()].values()):
         model = parity.component(case, sizes)
         folder = SHARED / case.name / saved
         model.load_state_dict(checkpoint.load(folder, "actor", model.state_dict(), mesh_of(model)))
@@ -62,10 +63,18 @@ def resumes(rank: int) -> None:
 
 
 @pytest.mark.nightly
-def test_a_checkpoint_of_any_layout_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_checkpoint_of_any_layout_resumes(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A world for each number of ranks, because the groups of a model have threads until their process ends."""
     monkeypatch.setitem(globals(), "SHARED", tmp_path / "shared")
-    EXPECTED.update({case: parity.by_hand(case.task) for case in CASES})
-    for check, size in product((saves, resumes), LAYOUTS):
-        (tmp_path / f"{check.__name__} {size}").mkdir()
-        found = worlds.run(size, [check], tmp_path / f"{check.__name__} {size}")
-        assert set(found.values()) == {worlds.PASSED}, found
+    EXPECTED[case] = parity.by_hand(case.task)
+    for function, size in product((saves, resumes), LAYOUTS):
+
+        def check(rank: int, function: Callable[[Case, int], None] = function) -> None:
+            function(case, rank)
+
+        (tmp_path / f"{function.__name__} {size}").mkdir()
+        found = worlds.run(size, [check], tmp_path / f"{function.__name__} {size}")
+        assert found == {"check": worlds.PASSED}

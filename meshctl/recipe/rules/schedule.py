@@ -3,7 +3,7 @@ of the run.
 
 A stage runs in steps n, 2n, ... (`every`) or at a time (`when`), and only if all of its inputs run. It may
 therefore run less often than its `every`, or never. A run ends after its `steps`, or when a source that
-bounds it has no more data (`run.bounds`).
+bounds it has no more data (`run.settings`).
 """
 
 from __future__ import annotations
