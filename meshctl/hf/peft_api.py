@@ -1,4 +1,4 @@
-"""All of peft that meshctl uses. `tests/hf/test_peft_api.py` pins it.
+"""All of peft that meshctl uses.
 
 A LoRA layer stands in place of a linear layer, which it holds as `base_layer`:
 

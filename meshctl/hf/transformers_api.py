@@ -1,5 +1,4 @@
-"""All of transformers that meshctl uses. `tests/hf/test_transformers_api.py`
-pins it.
+"""All of transformers that meshctl uses.
 
 `from_pretrained(distributed_config=...)` creates its own meshes, over the accelerator of the machine and all
 processes. The functions here apply the same plans to the mesh of a component instead.
