@@ -17,20 +17,20 @@ from tests.pipelines.generate import Scenario, overrides, resumed
 from tests.pipelines.judged import Rows, WrongMetric, best_of, kept, stopped
 from tests.pipelines.launcher import launch
 from tests.pipelines.model import Expected, Model, Saved
-from tests.pipelines.run import Ran, in_memory, read
+from tests.pipelines.run import Ran, in_threads, read
 from tests.pipelines.shares import Fault
 from tests.pipelines.sources import ENDLESS
 
 
-def check_in_memory(scenario: Scenario, file: Path) -> None:
-    first = _in_memory(scenario, scenario.recipe, file, None)
+def check_in_threads(scenario: Scenario, file: Path, nodes: int = 0) -> None:
+    first = _in_threads(scenario, scenario.recipe, file, None, nodes=nodes)
     if first and scenario.resume and first.saved:
         start = first.saved[len(first.saved) // 2]
         event("continues from a checkpoint")
         before = {step: row for step, row in first.metrics.items() if step <= start.step}
         second = resumed(scenario, start.step)
         if not is_over(second, before):
-            _in_memory(scenario, second, file, start, before)
+            _in_threads(scenario, second, file, start, before, nodes)
 
 
 def is_over(recipe: Mapping[str, Any], before: Rows) -> bool:
@@ -38,17 +38,18 @@ def is_over(recipe: Mapping[str, Any], before: Rows) -> bool:
     return "stop" in recipe["run"] and bool(stopped(recipe["run"]["stop"], before))
 
 
-def _in_memory(
+def _in_threads(
     scenario: Scenario,
     recipe: Mapping[str, Any],
     file: Path,
     start: Saved | None,
     before: Rows = MappingProxyType({}),
+    nodes: int = 0,
 ) -> Ran | None:
     note(f"{dump(recipe)}\n{start or ''}")
     plan, report = read(recipe, file)
     errors = [f"{one.code} {one.message}" for one in report.errors]
-    ran = in_memory(plan, start, before) if plan else Ran(fault="; ".join(errors))
+    ran = in_threads(plan, start, before, nodes) if plan else Ran(fault="; ".join(errors))
     return ran if compared(scenario, recipe, ran, start, before=before) else None
 
 

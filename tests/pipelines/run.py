@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from meshctl.diagnostics import Report
 from meshctl.engines.supervise.judge import Judge
-from meshctl.plan.model import Plan
+from meshctl.plan.model import Cluster, Plan
 from meshctl.plan.resolve import resolve
 from meshctl.recipe.compose.yaml_scalars import dump
 from meshctl.recipe.load import load
@@ -22,6 +22,7 @@ from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.instantiate import make
 from meshctl.runtime.transports.errors import PeerLost
+from meshctl.runtime.world import connect_all
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker
 from tests.pipelines.judged import Best, Rows
@@ -91,8 +92,13 @@ class Supervisor:
         return asked or (end_of_data(source) if source else "")
 
 
-def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProxyType({})) -> Ran:
-    """Runs a plan, from a checkpoint if there is one. `before` are the metrics up to the checkpoint."""
+def in_threads(
+    plan: Plan, start: Saved | None = None, before: Rows = MappingProxyType({}), nodes: int = 0
+) -> Ran:
+    """Runs a plan, from a checkpoint if there is one. `before` are the metrics up to the checkpoint. With `nodes`,
+    frames travel over the sockets of so many nodes; without, they stay in memory."""
+    if nodes:
+        plan = replace(plan, cluster=Cluster(nodes=nodes))
     own = threading.local()
     """The components of a worker, in its thread."""
     records: list[Any] = []
@@ -150,6 +156,7 @@ def in_memory(plan: Plan, start: Saved | None = None, before: Rows = MappingProx
         on_setup=resume,
         ask=supervisor.ask,
         on_fault=on_fault,
+        connect=connect_all if nodes else None,
     )
     supervisor.ask(outcome)
     faults = [*filter(None, [supervisor.judge.fault]), *map(repr, outcome.faults.values())]

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pipelines.check import check_in_memory
+from tests.pipelines.check import check_in_threads
 from tests.pipelines.generate import Scenario
 
 PARTS = """
@@ -99,4 +99,4 @@ components:{PARTS}
 pipeline:{found[name]}
 run: {{steps: 6, checkpoint: {{every: 0}}}}
 """
-    check_in_memory(Scenario(yaml.safe_load(text)), file)
+    check_in_threads(Scenario(yaml.safe_load(text)), file)

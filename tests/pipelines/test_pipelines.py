@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.pipelines.check import check_in_memory
+from tests.pipelines.check import check_in_threads
 from tests.pipelines.generate import Scenario, scenarios
 
 NIGHTLY_PARTS, PART = 40, 250
@@ -26,7 +26,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario) -> None:
-    check_in_memory(scenario, file)
+    check_in_threads(scenario, file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(scenarios())
+def test_the_same_over_the_sockets_of_one_node_and_of_two(nodes: int, file: Path, scenario: Scenario) -> None:
+    check_in_threads(scenario, file, nodes)
 
 
 @pytest.mark.nightly
@@ -35,4 +43,4 @@ def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario)
 @settings(max_examples=PART, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_the_same_for_thousands(part: int, file: Path, scenario: Scenario) -> None:
-    check_in_memory(scenario, file)
+    check_in_threads(scenario, file)

@@ -26,7 +26,7 @@ from meshctl.view.reports.text import text
 from tests.examples import examples
 from tests.pipelines.generate import scenarios
 from tests.pipelines.model import Model
-from tests.pipelines.run import Ran, in_memory, read
+from tests.pipelines.run import Ran, in_threads, read
 from tests.pipelines.shares import Fault
 
 UNSOUND = {"MC536", "MC538"}
@@ -137,5 +137,5 @@ def test_what_is_accepted_runs_and_what_is_rejected_starts_nothing(
         assert not RECORDED, RECORDED
         assert all(f"[{error.code}]" in stderr.getvalue() for error in report.errors[:50])
     elif not UNSOUND & {one.code for one in report.diagnostics}:
-        ran = in_memory(plan)
+        ran = in_threads(plan)
         assert not ran.fault or has_to_fail(recipe, ran), f"{dump(recipe)}\n{text(report)}\n{ran.fault}"

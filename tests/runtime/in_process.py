@@ -1,7 +1,7 @@
 """Runs a whole plan in the threads of one process.
 
-The loop is the same as in processes. Frames stay in memory, and torch.distributed is not used. Threads share
-torch's random generators, so random numbers are not reproducible here.
+The loop is the same as in processes. Frames stay in memory, or travel over sockets, and torch.distributed is not
+used. Threads share torch's random generators, so random numbers are not reproducible here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from torch.distributed import HashStore
+from torch.distributed import HashStore, PrefixStore, Store
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
@@ -28,6 +28,7 @@ from meshctl.runtime.loop_context import CheckpointHook, LoopContext
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
+from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.world import ranks_by_node
 from tests.hang import HANG_S
@@ -69,7 +70,7 @@ class Outcome:
 class StoreOfWorkers:
     """A connection to the store whose waits end once a worker has a fault."""
 
-    def __init__(self, store: HashStore, outcome: Outcome) -> None:
+    def __init__(self, store: Store, outcome: Outcome) -> None:
         self._store, self._outcome = store, outcome
 
     def __getattr__(self, name: str) -> Any:
@@ -108,10 +109,12 @@ def run(
     given: Mapping[str, int] = MappingProxyType({}),
     on_setup: Callable[[Mapping[str, Component]], None] = lambda components: None,
     on_fault: Callable[[], None] = lambda: None,
+    connect: Callable[[Plan, int, Any], DataPlane] | None = None,
 ) -> Outcome:
     """Runs the plan to its end, or until one worker has a fault. `ask` may request a last step, by what
     has happened so far. The run continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
-    with the components of each worker.
+    with the components of each worker. `connect` makes the data plane of a job rank, for which the workers meet in a
+    store; without it, frames stay in memory.
 
     A fault ends all waits of the other workers; `on_fault` ends those of the caller's functions. Raises
     `TimeoutError` if the run does not end, which is a deadlock: a bug of the plan or of the runtime.
@@ -122,11 +125,12 @@ def run(
     store.set_timeout(timedelta(days=1))
     job_ranks = [group.first_job_rank + rank for group in plan.groups for rank in range(group.workers)]
     slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
-    data_planes = {job_rank: MemoryDataPlane(job_rank, slots, hub) for job_rank in job_ranks}
+    data_planes: dict[int, DataPlane] = {}
+    if connect is None:
+        data_planes.update({job_rank: MemoryDataPlane(job_rank, slots, hub) for job_rank in job_ranks})
 
     def work(job_rank: int) -> None:
         group, rank = plan.group_and_rank(job_rank)
-
         try:
             components = {}
             for placed in plan.components_of(group):
@@ -136,6 +140,12 @@ def run(
                 )
                 component.setup()
             on_setup(components)
+            if connect:
+                data_planes[job_rank] = connect(
+                    plan, job_rank, StoreOfWorkers(PrefixStore("planes", store), outcome)
+                )
+                if outcome.faults:
+                    raise PeerLost("a worker has a fault")
             agreement = StopAgreement(waiting, store, job_rank)
             for component in components.values():
                 context_of(component).stop = agreement.ask
@@ -152,11 +162,15 @@ def run(
                 recorded,
             )
             outcome.last[job_rank] = Loop(context).run(start, given)
+            if connect:
+                data_planes[job_rank].close()
         except Exception as error:
             outcome.faults[job_rank] = error
-            for data_plane in data_planes.values():
+            for data_plane in [*data_planes.values()]:
                 data_plane.fail(PeerLost(str(error)))
             on_fault()
+            if connect and job_rank in data_planes:
+                data_planes[job_rank].release()
 
     earlier = set(threading.enumerate())
     threads = [threading.Thread(target=work, args=(job_rank,), daemon=True) for job_rank in job_ranks]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -43,22 +40,6 @@ class HostStreams:
 
 def address_of(memory: bytearray) -> int:
     return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-
-
-def ended(pid: int) -> int:
-    end = time.monotonic() + HANG_S
-    while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -signal.SIGKILL
-
-
-def reported(folder: Path) -> list[str]:
-    return [path.read_text() for path in sorted(folder.glob("*.txt"))]
 
 
 def by_gloo(store: Store) -> Connect:

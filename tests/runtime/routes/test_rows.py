@@ -1,13 +1,12 @@
-"""`fill` writes the rows that indexing returns, and ids in a grid keep their values."""
+"""Rows are written only where there is room for them, and ids in a grid keep their values."""
 
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,130 +15,15 @@ from meshctl.runtime.batch.ids import grid_of, ids_of
 from meshctl.runtime.routes.rows import (
     RowRange,
     dtype_of,
-    empty_like,
     fill,
-    gather,
-    lengths_of,
-    packed,
-    ranges_of,
-    schema_of,
 )
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError, unpack
-from meshctl.topology.samples import Grid, Run
-from tests.examples import examples
+from meshctl.runtime.transports.buffers.frames import FrameError
+from meshctl.topology.samples import Grid
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128,
 ]  # fmt: skip
-ROWS = 12
-
-
-def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-    return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-@st.composite
-def tensors(draw: st.DrawFn, rows: int) -> Tensor:
-    """Draws tensors of every dtype, with rows of any shape, possibly empty or not contiguous."""
-    shape = tuple(draw(st.lists(st.integers(0, 3), max_size=2)))
-    dtype, seed = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 9))
-    match draw(st.sampled_from(["plain", "steps", "turned", "expanded", "grad"])):
-        case "steps":
-            return numbers((rows * 2, *shape), dtype, seed)[::2]
-        case "turned":
-            return numbers((*shape[::-1], rows), dtype, seed).permute(*range(len(shape), -1, -1))
-        case "expanded":
-            return numbers((1, *shape), dtype, seed).expand(rows, *shape)
-        case "grad" if dtype.is_floating_point:
-            return numbers((rows, *shape), dtype, seed).requires_grad_()
-    return numbers((rows, *shape), dtype, seed)
-
-
-@st.composite
-def raggeds(draw: st.DrawFn, rows: int) -> Ragged:
-    lengths = torch.tensor(
-        [0, *draw(st.lists(st.sampled_from([0, 0, 1, 2, 7]), min_size=rows, max_size=rows))]
-    )
-    return Ragged(draw(tensors(int(lengths.sum()))), lengths.cumsum(0))
-
-
-@st.composite
-def batches(draw: st.DrawFn, rows: int = ROWS, plain: bool = True) -> Batch:
-    kinds: list[Any] = [tensors(rows), raggeds(rows)]
-    if plain:
-        kinds.append(st.lists(st.none() | st.text(max_size=2), min_size=rows, max_size=rows))
-    columns = {
-        str(index): draw(kind)
-        for index, kind in enumerate(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=3)))
-    }
-    return Batch(columns, ids=torch.arange(rows * 2).view(rows, 2), group_depth=1)
-
-
-@st.composite
-def dealt(draw: st.DrawFn, rows: int = ROWS, producers: int = 3) -> list[Run]:
-    """Draws a part: runs of several producers in any order, which do not overlap."""
-    found = []
-    for producer in range(producers):
-        cuts = sorted(draw(st.sets(st.integers(0, rows), max_size=6)))
-        found += [Run(producer, start, stop) for start, stop in zip(cuts[::2], cuts[1::2], strict=False)]
-    return list(draw(st.permutations(found)))
-
-
-def rows_of(ranges: list[RowRange]) -> list[int]:
-    return [row for each in ranges for row in range(each.start, each.stop)]
-
-
-def alike(one: Batch, other: Batch) -> None:
-    assert one.columns.keys() == other.columns.keys() and len(one) == len(other)
-    assert torch.equal(one.ids, other.ids) and one.group_depth == other.group_depth
-    for name, column in one.columns.items():
-        theirs = other[name]
-        if isinstance(column, Ragged):
-            assert torch.equal(column.offsets, theirs.offsets) and same(column.values, theirs.values)
-        elif isinstance(column, Tensor):
-            assert same(column, theirs)
-        else:
-            assert column == theirs
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-
-
-@settings(max_examples=examples(100, 3000))
-@given(batches(), dealt())
-def test_a_frame_of_selected_rows_equals_the_result_of_take(batch: Batch, part: list[Run]) -> None:
-    ranges = packed(ranges_of(part, 1))
-    frame = Frame(gather(batch, ranges))
-    memory = torch.full((frame.nbytes,), 0x55, dtype=torch.uint8)
-    got = unpack(frame.write(memory))
-    if len(ranges) > 1:
-        fill(got, batch, ranges)
-    alike(got, batch.take(rows_of(ranges)))
-    assert not [
-        column for column in got.columns.values() if isinstance(column, Tensor) and column.requires_grad
-    ]
-
-
-@settings(max_examples=examples(80, 2000))
-@given(st.data(), dealt())
-def test_what_several_write_into_one_frame_is_their_rows_in_order(
-    data: st.DataObject, part: list[Run]
-) -> None:
-    model = data.draw(batches(plain=False))
-    held = [model]
-    for seed in (1, 2):  # the same columns with other rows
-        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(seed)).tolist()
-        held.append(model.take(order))
-    whole = Batch.concat(held)
-    expected = whole.take([run.producer * ROWS + row for run in part for row in range(run.start, run.stop)])
-    schema, lengths = schema_of(model), lengths_of(expected)
-    frame = Frame(empty_like(schema, len(expected), lengths, expected.ids, 1))
-    memory = frame.write(torch.full((frame.nbytes,), 0x55, dtype=torch.uint8))
-    for producer in data.draw(st.permutations(range(3))):
-        fill(unpack(memory), held[producer], ranges_of(part, producer))
-    alike(unpack(memory), expected)
 
 
 @given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())

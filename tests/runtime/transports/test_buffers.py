@@ -21,21 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.transports.buffers import libc, mapped_concat
+from meshctl.runtime.transports.buffers import mapped_concat
 from meshctl.runtime.transports.buffers.arena import GRAIN, Arena, ArenaError, Block, Mapped, Sealed
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
 from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, FrameError
 from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, PAGE, MappedConcat
 from meshctl.runtime.transports.buffers.memcpy import (
-    MEMMOVE_MAX,
     PIECE_BYTES,
     copy,
     is_plain,
     move,
-    use_memmove,
 )
 from meshctl.runtime.transports.buffers.sent_memory import SentMemory
 from meshctl.runtime.transports.context import SLOTS
@@ -44,7 +42,7 @@ from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 from tests.examples import examples
-from tests.runtime.hostile_world import BACK, TAG, Worker, World, connected_impostor, pattern
+from tests.runtime.hostile_world import TAG, Worker, World, connected_impostor
 
 MAPPED_MIN_BYTES = 1 << 16
 """Smallest concatenation that is mapped in these tests, so that small tensors are enough."""
@@ -216,19 +214,6 @@ def test_the_result_is_that_of_copy(
     assert torch.equal(into, expected)
 
 
-@pytest.mark.parametrize(("threads", "is_moved"), [(1, True), (2, False)])
-def test_what_is_large_is_torchs_where_it_has_threads(threads: int, is_moved: bool) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert use_memmove(MEMMOVE_MAX - 1) and use_memmove(MEMMOVE_MAX) == is_moved
-        into, tensor = torch.zeros(MEMMOVE_MAX), torch.randn(MEMMOVE_MAX)
-        copy(into, tensor)
-        assert torch.equal(into, tensor)
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("nbytes", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 7])
 def test_all_pieces_of_a_copy_are_moved_and_no_byte_beyond(nbytes: int) -> None:
     source = torch.randint(1, 255, (3 * PIECE_BYTES,), dtype=torch.uint8)
@@ -325,15 +310,6 @@ def test_memory_that_is_joined_in_many_ways_is_not_mapped_for_all_of_them(
     blocks.close()
 
 
-def test_where_no_more_can_be_mapped_nothing_is(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserved = " ---p 00000000 00:00 0"
-    before = mapped(reserved)
-    seen: list[int] = []
-    monkeypatch.setattr(libc, "mremap", lambda *_: seen.append(mapped(reserved)))
-    assert blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)]) is None
-    assert seen == [before + 2 * GRAIN] and mapped(reserved) == before
-
-
 def test_what_was_joined_is_read_only_also_where_this_process_made_a_part_of_it(blocks: Blocks) -> None:
     blocks.mapped[0] = blocks.written[0]
     joined = blocks.mapped_concat.concat([blocks.view(0, 0, GRAIN), blocks.view(1, 0, GRAIN)])
@@ -427,91 +403,7 @@ def test_memory_that_is_allocated_again_may_be_written(block: Block, has_digests
     sent.add(block, 0, GRAIN)
 
 
-@pytest.mark.slow
-def test_a_producer_that_reuses_its_memory_is_refused_and_one_that_allocates_is_not() -> None:
-    def producer(worker: Worker) -> list[str]:
-        found = []
-        for reuses in (False, True):
-            memory = worker.transport.alloc(GRAIN)
-            for step in range(3):
-                if not reuses:
-                    memory = worker.transport.alloc(GRAIN)
-                memory.fill_(step)
-                try:
-                    frame = worker.transport.frame((1,), memory, is_final=True)
-                    worker.transport.send((1,), TAG, frame)
-                except SentMemoryWritten:
-                    found.append(f"refused in step {step}")
-                    break
-        return found
-
-    def consumer(worker: Worker) -> list[int]:
-        return [int(worker.transport.receive_value(0, TAG).max()) for _ in range(3)]
-
-    with World(producer, consumer) as world:
-        assert world.results() == [["refused in step 1"], [0, 1, 2]]
-
-
 # Memory of `alloc` between processes
-
-
-def made(worker: Worker, rows: int, seed: int) -> Batch:
-    """Returns a batch with ids from 100: two columns in memory of `alloc`, one of them ragged, and one in
-    other memory."""
-    x = worker.transport.alloc(rows * 4096).view(rows, 4096)
-    x.copy_(pattern(rows * 4096, seed).view(rows, 4096))
-    values = worker.transport.alloc(rows * 8192).view(torch.int64)
-    values.copy_(torch.arange(len(values)) + seed)
-    tokens = Ragged(values, torch.arange(rows + 1) * 1024)
-    return Batch(
-        {"x": x, "tokens": tokens, "y": torch.arange(rows) + seed}, ids=torch.arange(100, 100 + rows)
-    )
-
-
-def is_made(batch: Batch, first: int, seed: int, rows: int) -> bool:
-    """Whether a batch has the rows of `made` from row `first` on."""
-    count = len(batch)
-    x = pattern(rows * 4096, seed).view(rows, 4096)[first : first + count]
-    values = torch.arange(first * 1024, (first + count) * 1024) + seed
-    tokens = batch["tokens"]
-    assert (
-        torch.equal(batch["x"], x)
-        and torch.equal(tokens.values, values)
-        and torch.equal(tokens.lengths, torch.full((count,), 1024))
-    )
-    return batch["y"].tolist() == [*range(first + seed, first + seed + count)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_what_was_made_where_it_is_read_is_not_copied(replicas: int) -> None:
-    rows, steps, job_size = 32, 40, 1 + 2 * replicas
-
-    def channel_to(worker: Worker) -> Channel:
-        consumer = RouteSide(DeviceMesh.from_sizes(dp_size=2, tp_size=replicas), 1)
-        producer, route = RouteSide(DeviceMesh.from_sizes(), 0), Route("a -> b", "a", "b")
-        return Channel(RouteContext(route, producer, consumer, worker.transport))
-
-    def producer(worker: Worker) -> list[int]:
-        channel, blocks = channel_to(worker), 0
-        for step in range(steps):
-            batch = made(worker, rows, step)
-            channel.send(batch, step, rows)
-            blocks = max(blocks, worker.way.pool.arena.stats().blocks)
-        worker.transport.close()
-        return [blocks, len(worker.way.pool.registered), worker.way.pool.arena.stats().nbytes]
-
-    def consumer(worker: Worker) -> bool:
-        channel, rank = channel_to(worker), worker.job_rank - 1
-        for step in range(steps):
-            batch = channel.receive(step).value
-            assert len(batch) == rows // 2 and is_made(batch, rank // replicas * rows // 2, step, rows)
-        worker.transport.close()
-        return True
-
-    with World(producer, *[consumer] * (job_size - 1)) as world:
-        blocks, registered, left = world.results()[0]
-    assert 4 <= blocks <= 2 * (SLOTS + 2 + MAX_HELD) and registered == left == 0
 
 
 @pytest.mark.slow
@@ -741,54 +633,3 @@ def test_a_forked_child_neither_writes_to_our_memory_nor_sends_in_our_name() -> 
         assert world.results(1) == [[9, 9]]
         world.notify(0)
         assert world.results(0) == [[33]]
-
-
-@pytest.mark.slow
-def test_memory_that_two_transports_send_is_free_when_both_have_released_it() -> None:
-    def producer(worker: Worker) -> list[int]:
-        room = worker.transport.alloc(GRAIN)
-        room.fill_(7)
-        for tag in (TAG, BACK):
-            worker.transport.send((0, 1), tag, worker.transport.frame((0, 1), room, is_final=True))
-        own = [worker.transport.receive_value(0, tag) for tag in (TAG, BACK)]
-        assert all(torch.equal(tensor, room) for tensor in own)
-        [block] = worker.way.pool.registered.values()
-        held = []
-        for drop in (
-            lambda: own.pop(),
-            lambda: own.pop(),
-            lambda: worker.report("dropped"),
-            lambda: worker.report("dropped"),
-        ):
-            drop()
-            worker.receive()
-            worker.poll()
-            worker.way.pool.arena.stats()
-            held.append(sum(block.holders.values()))
-        del room
-        worker.way.pool.arena.stats()
-        return [
-            *held,
-            sum(block.holders.values()),
-            worker.transport.alloc(GRAIN).data_ptr() == block.memory.address,
-        ]
-
-    def consumer(worker: Worker) -> None:
-        kept = [worker.transport.receive_value(0, tag) for tag in (TAG, BACK)]
-        assert all(tensor.tolist() == [7] * GRAIN for tensor in kept)
-        worker.report("took")
-        for _ in range(2):
-            worker.receive()
-            kept.pop()
-            worker.report("dropped")
-
-    with World(producer, consumer) as world:
-        assert world.receive(1) == "took"
-        for _ in range(2):
-            world.notify(0)
-        for _ in range(2):
-            assert world.receive(0) == "dropped"
-            world.notify(1)
-            assert world.receive(1) == "dropped"
-            world.notify(0)
-        assert world.results(0) == [[4, 3, 2, 1, 0, True]]

@@ -39,14 +39,6 @@ def in_thread(work: threading.Thread) -> threading.Thread:
     return work
 
 
-def test_frames_of_a_tag_arrive_in_order_and_tags_do_not_mix() -> None:
-    one, two = pair()
-    for number in (1, 2):
-        one.send(1, 7, frame(number))
-        one.send(1, 8, frame(number + 10))
-    assert [number_in(two.receive(0, tag).frame) for tag in (8, 7, 7, 8)] == [11, 1, 2, 12]
-
-
 def test_a_first_frame_may_arrive_while_its_receiver_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may run at any allocation, because a collection of garbage may begin there."""
     sent: list[int] = []
@@ -81,13 +73,6 @@ def test_a_send_waits_only_while_all_slots_are_full() -> None:
     two.receive(0, 7)
     sender.join()
     assert sent == [0, 1, 2, 3]
-
-
-def test_a_job_rank_that_sends_to_itself_hands_over() -> None:
-    one, _ = pair(slots=1)
-    for number in range(5):
-        one.send(0, 7, frame(number))
-    assert [number_in(one.receive(0, 7).frame) for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
 def test_who_waits_is_notified_of_a_lost_peer() -> None:

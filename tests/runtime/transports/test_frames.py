@@ -318,51 +318,6 @@ def test_several_write_one_frame_also_where_a_writer_is_one_of_those_who_get_it(
         assert world.results() == [True] * 5
 
 
-def test_a_block_comes_back_after_the_last_derived_view_on_every_replica() -> None:
-    def producer(worker: Worker) -> list[int]:
-        numbers = []
-        for _ in range(4):
-            lease = worker.transport.lease((1, 2), TAG, GRAIN)
-            numbers.append(lease.state.block.number)
-            worker.transport.deliver(lease)
-            del lease
-            worker.receive()
-            worker.poll()
-        return numbers
-
-    def consumer(worker: Worker) -> None:
-        first = worker.transport.receive(0, TAG).frame
-        view, array = first[3:5], first.numpy()[7:]
-        del first
-        worker.report("took")
-        for kept in (view, array, None):
-            worker.receive()
-            if kept is None:
-                box = [view, array]
-                del view, array
-                thread = threading.Thread(target=box.clear)
-                thread.start()
-                thread.join()
-            worker.transport.receive(0, TAG)
-            worker.report("took")
-
-    def plain(worker: Worker) -> None:
-        for _ in range(4):
-            worker.transport.receive(0, TAG)
-            worker.report("took")
-
-    with World(producer, consumer, plain) as world:
-        for step in range(4):
-            assert world.receive(1) == world.receive(2) == "took"
-            world.notify(0)
-            if step < 3:
-                world.notify(1)
-        [numbers] = world.results(0)
-    assert numbers[1] != numbers[0] and numbers[2] == numbers[1], (
-        "the first block is held, the second came back"
-    )
-
-
 def test_host_memory_is_used_again_when_its_last_view_has_died() -> None:
     warm = CachingAllocator()
     one, other = warm.take("a", UNCACHED_MAX + 1), warm.take("a", UNCACHED_MAX + 1)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import PrefixStore, TCPStore
 
 from meshctl.network.addresses import address_towards
 from meshctl.runtime.batch.batch import Batch, Ragged
@@ -36,8 +30,6 @@ from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.peers import Kind
 from meshctl.runtime.transports.tcp import sockets
 from meshctl.runtime.transports.tcp.transport import TcpTransport
-from meshctl.runtime.world import connect_all
-from meshctl.topology.cluster import Cluster
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from tests.hang import HANG_S
@@ -53,7 +45,6 @@ from tests.runtime.hostile_world import (
     pattern,
     send_frame,
 )
-from tests.runtime.plans import call, plan
 
 pytestmark = pytest.mark.slow
 both = pytest.mark.parametrize("kind", KINDS)
@@ -597,145 +588,3 @@ def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatc
     sockets.keep_in_cache(sock)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * sockets.NEAR_BYTES < before
     sock.close()
-
-
-# Two nodes
-
-
-CLONE_NEWNET = 0x40000000
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@pytest.fixture
-def nodes() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
-    names = (f"meshctl-{os.getpid()}-1", f"meshctl-{os.getpid()}-2")
-    if os.getuid() or not shutil.which("ip"):
-        pytest.skip("network namespaces need root and iproute2")
-    try:
-        try:
-            ip("netns", "add", names[0])
-            ip("netns", "add", names[1])
-            ip(
-                "-n",
-                names[0],
-                *["link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns"],
-                names[1],
-            )
-            for number, name in enumerate(names, 1):
-                ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
-                ip("-n", name, "link", "set", "cable", "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def enter(node: str) -> None:
-    """Moves this thread, and the sockets that it opens from now on, into a network namespace."""
-    with open(f"/run/netns/{node}") as file:
-        assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
-
-
-def forked(node: str, work: Callable[[], str]) -> tuple[int, socket.socket]:
-    """Starts a process on a node, which reports the result of `work`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pid = os.fork()
-    if not pid:
-        try:
-            torch.set_num_threads(1)  # the threads of torch do not exist in a fork
-            enter(node)
-            theirs.send(work().encode())
-        except BaseException as error:
-            theirs.send(repr(error).encode())
-        os._exit(0)
-    theirs.close()
-    ours.settimeout(HANG_S)
-    return pid, ours
-
-
-JOB = plan(
-    {"a": 1, "b": 1},
-    {"source": ("a", {}), "echo": ("b", {})},
-    [call("s", "source.next", samples=2), call("t", "echo.take", "s")],
-)
-
-
-TWO_NODES = replace(
-    JOB,
-    cluster=Cluster.of(2, npu=1),
-    groups=tuple(
-        replace(group, device_type="npu", devices=((node, node + 1),))
-        for node, group in enumerate(JOB.groups)
-    ),
-)
-
-
-KEPT: list[TCPStore] = []
-"""Keeps stores alive, because a store without a reference is closed."""
-
-
-def reached(job_rank: int) -> DataPlane:
-    """Returns the transport of a worker that knows only the address of the head."""
-    if job_rank == 0:
-        listener = socket.create_server(("10.77.0.1", 29777))
-        store = TCPStore(
-            "10.77.0.1", 29777, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-    else:
-        store = TCPStore("10.77.0.1", 29777, is_master=False, timeout=timedelta(seconds=HANG_S))
-    KEPT.append(store)
-    return connect_all(TWO_NODES, job_rank, PrefixStore("run/0", store))
-
-
-def test_two_nodes_meet_on_the_network_of_the_head_and_notice_when_one_vanishes(
-    nodes: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sockets, "SILENCE_S", 2.0)
-    ready, wake = socket.socketpair()
-
-    def gives() -> str:
-        transport = reached(0)
-        transport.send(1, TAG, Frame(LARGE))
-        way = transport.transport_to(1)
-        assert isinstance(way, TcpTransport)
-        transport.receive_value(1, 3)
-        wake.send(b"!")
-        wake.recv(1)
-        transport.send(1, TAG, Frame(LARGE))  # to a node that is not there any more
-        return f"{way.address.split()[0]}: {loss_of(transport, 1)}"
-
-    def takes() -> str:
-        transport = reached(1)
-        way = transport.transport_to(0)
-        assert isinstance(way, TcpTransport)
-        assert torch.equal(transport.receive_value(0, TAG), LARGE)
-        transport.send(0, 3, Frame("thanks"))
-        return f"{way.address.split()[0]}: {loss_of(transport, 0)}"
-
-    pids, pipes = zip(
-        *(forked(node, work) for node, work in zip(nodes, (gives, takes), strict=True)), strict=True
-    )
-    try:
-        ready.settimeout(HANG_S)
-        ready.recv(1)
-        ip("-n", nodes[1], "link", "set", "cable", "down")
-        ready.send(b"!")
-        answers = [pipe.recv(1000).decode() for pipe in pipes]
-        for pipe in (*pipes, ready, wake):
-            pipe.close()
-        for text, who in zip(answers, ("10.77.0.1: b:0", "10.77.0.2: a:0"), strict=True):
-            assert text in (
-                f"{who} has not answered for 2 s, and `s -> t` waits for it",
-                f"{who} is gone, and `s -> t` waits for it",
-            )
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
