@@ -166,7 +166,7 @@ def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     )
     ends = (lambda: own, None) if end.gives else (None, lambda: own)
     channel = WeightChannel(end.context(transport), *ends)
-    channel.open(0)
+    channel.open()
 
     def send() -> int:
         nonlocal step

@@ -106,7 +106,7 @@ class Trainer:
         self._group = _pair(store, 0) if end.rank == 0 else None
         self._weights = _sharded(config)
         self._channel = WeightChannel(end.context(transport), lambda: self._weights, None)
-        self._channel.open(0)
+        self._channel.open()
         self._version = 0
 
     def change(self) -> None:
@@ -181,7 +181,7 @@ class Sampled:
         transport = connect_all(end.plan, end.job_rank, store)
         self._file, self._group = folder / "model.safetensors", _pair(store, 1)
         self._channel = WeightChannel(end.context(transport), None, dict)
-        self._channel.open(0)
+        self._channel.open()
         self._sampler = _sampler(config)
         self._version = 0
         self._own: dict[str, Tensor] = {}

@@ -120,8 +120,8 @@ class GroupRestarts:
         return {
             "complete": max(self._step - 1, min(delivered.values())) if delivered else None,
             "delivered": delivered,
-            "forgotten": max((end.forgotten for end in channels), default=NEVER),
-            "versions": {end.route.source: end.forgotten for end in syncs},
+            "forgotten": max((end.other.forgotten for end in channels), default=NEVER),
+            "versions": {end.route.source: end.other.forgotten for end in syncs},
             "rows": {end.route.source: end.row for end in syncs},
             "is_open_ended": self.is_open_ended,
         }

@@ -184,7 +184,7 @@ class Loop:
         for stage in self._stages:
             if stage.kind == "sync":
                 self._state.at = (stage.name, start)
-                self._syncs[stage.name].open(start)
+                self._syncs[stage.name].open()
                 self._cut(stage, start)
         self._context.progress.report_waits(self._state.report)
         self._context.events.write_metrics(self._state.report)
@@ -211,7 +211,7 @@ class Loop:
                 sync.begin_after(generation, step, versions, rows)
                 self._load(stage, step, versions[0] + stage.lag)
             elif sync:
-                sync.open(step)
+                sync.open()
                 self._cut(stage, step)
         return step
 

@@ -41,51 +41,6 @@ def stage_error(outcome: in_process.Outcome) -> str:
 # Samples
 
 
-MESHES: list[dict[str, int]] = [
-    {},
-    {"tp_size": 2},
-    {"dp_size": 2, "fsdp_size": 2},
-    {"pp_size": 2, "tp_size": 2},
-    {"fsdp_size": 3},
-    {"fsdp_size": 4, "ulysses_size": 2},
-]
-
-
-def world(sizes: dict[str, int]) -> int:
-    total = 1
-    for name, size in sizes.items():
-        total *= size if name != "ulysses_size" else 1
-    return total
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [*zip(MESHES, MESHES[1:] + MESHES[:1], strict=True)], ids=str)
-def test_every_sample_arrives_once_on_each_data_rank_and_comes_back_in_order(
-    ours: dict[str, int], theirs: dict[str, int]
-) -> None:
-    seen: list[Any] = []
-    back: list[Any] = []
-    job = plan(
-        {"a": world(ours), "b": world(theirs)},
-        {"source": ("a", ours), "echo": ("b", theirs), "sink": ("a", ours)},
-        [call("batch", "source.next", samples=13), call("there", "echo.take", "batch"),
-         call("back", "sink.take", Input(("there",), dispatch=Dispatch("all")))],
-        steps=2,
-    )  # fmt: skip
-    made = {"source": Source, "echo": lambda: Echo(seen), "sink": lambda: Echo(back)}
-    assert not in_process.run(job, lambda name, rank: made[name]()).faults
-    mesh = job.component("echo").mesh
-    for step in (1, 2):
-        expected = [[number] for number in range((step - 1) * 13, step * 13)]
-        for rank in range(mesh.world_size):
-            [batch] = [batch for at, who, batch in seen if (at, who) == (step, rank)]
-            assert batch.ids.tolist() == [expected[i] for i in mesh.sample_range(13, rank)]
-            assert batch["text"] == [str(id) for [id] in batch.ids.tolist()]
-            assert [len(row) for row in batch["rows"].rows()] == [id % 5 for [id] in batch.ids.tolist()]
-        for rank in range(world(ours)):
-            [batch] = [batch for at, who, batch in back if (at, who) == (step, rank)]
-            assert batch.ids.tolist() == expected
-
-
 class Careless(Echo):
     @endpoint
     def nothing(self, batch: Batch) -> None: ...

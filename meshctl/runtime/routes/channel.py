@@ -163,9 +163,7 @@ class Channel:
         self, table: Sequence[bytes], own: ProducerHeader
     ) -> tuple[Sequence[ProducerHeader], Partition | None]:
         """Returns the decoded headers of a table, of which this rank's is `own`, and the partition."""
-        headers = [
-            own if number == self._me else self._decoded(number, row) for number, row in enumerate(table)
-        ]
+        headers = [own if number == self._me else decode(row) for number, row in enumerate(table)]
         return headers, self._partition(headers)
 
     def _partition(self, headers: Sequence[ProducerHeader]) -> Partition | None:
@@ -193,12 +191,6 @@ class Channel:
             return describe(value, self.route.dispatch, alone=alone, is_mappable=self._transport.is_mappable)
         check_joinable(self._collect, value, self.route)
         return ProducerHeader(value=value, weight=weight)
-
-    def _decoded(self, producer: int, row: Any) -> ProducerHeader:
-        header = decode(row)
-        if header is None:
-            raise self._unexpected(producer, "no row of a table")
-        return header
 
     def _send_parts(self, header: StepHeader, table: Sequence[bytes], value: Any) -> None:
         """Sends the samples that this rank holds, and the headers for the parts that it leads."""
@@ -253,21 +245,15 @@ class Channel:
         part = self.consumers.part_of[self._consumer_rank]
         leader = self.consumers.leaders[part]
         message = self._next(part, leader)
-        headers, partition = self._read_table(message.table, leader)
-        digest = digest_of(self._seed, message.table)
+        digest = digest_of(self._seed, message.table or ())
         self._check(message, digest, leader)
+        headers, parts = decode_table(message.table, len(self._producers))
+        partition = self._partition(headers) if parts is None else Partition(parts)
         if partition is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
         received = self._received_batch(StepHeader(headers, partition, digest), part, message)
         received.value.most = partition.largest
         return received
-
-    def _read_table(self, table: Any, leader: int) -> tuple[Sequence[ProducerHeader], Partition | None]:
-        found = decode_table(table, len(self._producers), len(self.consumers.ranks))
-        if found is None:
-            raise self._unexpected(leader, "no table")
-        headers, parts = found
-        return headers, self._partition(headers) if parts is None else Partition(parts)
 
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
@@ -309,11 +295,9 @@ class Channel:
             self._forwarding[key] = self.context.forwarding(rank, self.consumers.ranks[part])
         while True:
             try:
-                message = _message_of(self.context.receive(rank, self._forwarding[key]))
+                message = Message(*self.context.receive(rank, self._forwarding[key]))
             except BuffersHeld as held:
                 raise self._buffers_held(held) from None
-            if message is None:
-                raise self._unexpected(producer, "no frame of a route")
             if message.generation >= self._generation:
                 return message
 
@@ -379,26 +363,16 @@ class Channel:
             self._send_to([self._consumer.job_rank(peer)], REALIGN, [0, digest, None, some])
 
         def receive(peer: int) -> Batch:
-            return self._realigned_from(self._consumer.job_rank(peer), digest)
+            job_rank = self._consumer.job_rank(peer)
+            message = Message(*self._transport.receive_value(job_rank, self._tag + REALIGN))
+            if message.digest != digest:
+                who = self._transport.name_of(job_rank)
+                raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
+            found: Batch = message.batch
+            return found
 
         return realigned(batch, held, wanted, rank, peers, send, receive)
 
     def _check_realignable(self) -> None:
         if self._execute.is_per_producer:
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
-
-    def _realigned_from(self, job_rank: int, digest: int) -> Batch:
-        message = _message_of(self._transport.receive_value(job_rank, self._tag + REALIGN))
-        if message is None or message.digest != digest or not isinstance(message.batch, Batch):
-            who = self._transport.name_of(job_rank)
-            raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
-        return message.batch
-
-
-def _message_of(value: Any) -> Message | None:
-    """Returns a decoded frame as a message, or None if it does not have that form."""
-    if not isinstance(value, list) or len(value) != 4:
-        return None
-    message = Message(*value)
-    has_digest = type(message.generation) is int and type(message.digest) is int
-    return message if has_digest and message.generation >= 0 else None

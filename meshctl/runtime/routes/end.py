@@ -1,6 +1,6 @@
 """The common base of all routes: their two sides and their tags.
 
-    open(step)          of a sync: the sides agree on what travels, before the first step and after a resume
+    open()              of a sync: the sides agree on what travels, before the first step and after a resume
     send(value, step)   every producer rank, in each step in which the source stage runs
     receive(step)       every consumer rank
     close(last)         of a sync: the run's last step is known, what was sent after it is forgotten

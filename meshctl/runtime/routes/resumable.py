@@ -14,18 +14,16 @@ away.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-from torch import Tensor
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from meshctl.runtime.kept_values import copied
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import VALUES, Received, RouteContext
-from meshctl.runtime.routes.header import ProducerHeader
 from meshctl.runtime.routes.negotiation import Weights, plan_again, row_of
-from meshctl.runtime.routes.sync_plan import DTensorLike
-from meshctl.runtime.routes.weights import WeightChannel, WeightsOf
+from meshctl.runtime.routes.sync_plan import SyncPlan
+from meshctl.runtime.routes.weights import WeightChannel, local_of
 from meshctl.runtime.transports.errors import PeerLost
 
 NEVER = -1
@@ -33,24 +31,30 @@ NEVER = -1
 T = TypeVar("T")
 
 
-class _Sent(NamedTuple):
-    """A value that a producer has sent, and its headers."""
+class _Other:
+    """The group at the other end of a route, which may restart, and what a producer keeps for its return."""
 
-    step: int
-    value: Any
-    table: list[bytes]
-    """The headers of all producers."""
-    own: ProducerHeader
-
-
-class _Waiting:
-    """Runs operations of a route, again or not at all if the other group restarts meanwhile."""
-
-    def __init__(self, context: RouteContext) -> None:
+    def __init__(self, context: RouteContext, kept: int) -> None:
+        """`kept` is the number of steps whose values a producer keeps."""
         is_producer = context.transport.job_rank in context.producer.job_ranks
         other = context.consumer if is_producer else context.producer
         self.plane = context.transport
         self.group, self.peer, self.tag = other.group, other.first_job_rank, context.first_tag + VALUES
+        self.kept: deque[tuple[int, Any]] = deque(maxlen=kept)
+        """The step of each value, and what is needed to send it again."""
+        self.forgotten = NEVER
+        """The last step whose value was sent and is no longer kept."""
+
+    def keep(self, step: int, value: Any) -> None:
+        """Keeps a value that is about to be sent, once the group is not away."""
+
+        def change() -> None:
+            if len(self.kept) == self.kept.maxlen:
+                self.forgotten = self.kept[0][0]
+            self.kept.append((step, value))
+
+        while not self.note(change):
+            pass
 
     def attempt(self, operation: Callable[[], T]) -> T | None:
         """Returns the result of an operation. Where the other group is lost meanwhile, waits for its return
@@ -88,12 +92,9 @@ class ResumableChannel(Channel):
     def __init__(self, context: RouteContext, kept: int) -> None:
         """`kept` is the number of values that a producer keeps for consumers that may restart."""
         super().__init__(context)
-        self.other = _Waiting(context)
+        self.other = _Other(context, kept if context.consumer.is_restartable else 0)
         self.delivered = NEVER
         """The last step whose value this rank has received."""
-        self._sent: deque[_Sent] = deque(maxlen=kept if context.consumer.is_restartable else 0)
-        self.forgotten = NEVER
-        """The last step whose value was sent and is no longer kept."""
         self._has: Mapping[int, int] = {}
         """Job rank of a consumer -> the last step that it has from an earlier generation of this group."""
         self._sending = NEVER
@@ -107,23 +108,17 @@ class ResumableChannel(Channel):
     # Sending
 
     def send(self, value: Any, step: int, weight: float = 1.0) -> bool:
-        if self._me is None or not self._sent.maxlen:
+        if self._me is None or not self.other.kept.maxlen:
             self._sending = step
             return (
                 self.other.attempt(lambda: super(ResumableChannel, self).send(value, step, weight)) or False
             )
         own = self._describe(value, weight)
-        sent = _Sent(step, copied(value), self._gathered(own), own)
+        kept = copied(value), self._gathered(own), own
         self._transport.turn.finish()  # another thread may send the copy
-        while not self.other.note(lambda: self._keep(sent)):
-            pass
+        self.other.keep(step, kept)
         self._sending = step
-        return self.other.attempt(lambda: self._send_with([*sent.table], own, value)) or False
-
-    def _keep(self, sent: _Sent) -> None:
-        if len(self._sent) == self._sent.maxlen:
-            self.forgotten = self._sent[0].step
-        self._sent.append(sent)
+        return self.other.attempt(lambda: self._send_with([*kept[1]], own, value)) or False
 
     def _destinations(self, part: int) -> list[list[int]]:
         found = super()._destinations(part)
@@ -137,11 +132,8 @@ class ResumableChannel(Channel):
     def receive(self, step: int) -> Received:
         while True:
             received = self.other.attempt(lambda: super(ResumableChannel, self).receive(step))
-            if received is not None and self.other.note(lambda: self._deliver(step)):
+            if received is not None and self.other.note(partial(setattr, self, "delivered", step)):
                 return received
-
-    def _deliver(self, step: int) -> None:
-        self.delivered = step
 
     # Restarts
 
@@ -153,87 +145,49 @@ class ResumableChannel(Channel):
     def resume(self, generation: int, step: int) -> None:
         """Goes on after a restart of the other group, which has everything up to `step`."""
         self._generation = generation
-        for sent in [*self._sent]:
-            if sent.step > step:
-                self._sending = sent.step
-                self._send_with([*sent.table], sent.own, sent.value)
+        for kept, (value, table, own) in [*self.other.kept]:
+            if kept > step:
+                self._sending = kept
+                self._send_with([*table], own, value)
 
 
 class ResumableWeights(WeightChannel):
     """A sync into a group that may restart. Its producers keep copies of the weights of the last `lag` + 2
     syncs in host memory."""
 
-    def __init__(
-        self,
-        context: RouteContext,
-        produced: WeightsOf | None,
-        wanted: WeightsOf | None,
-        *,
-        lag: int = 0,
-        checksum: bool | None = None,
-    ) -> None:
-        super().__init__(context, produced, wanted, lag=lag, checksum=checksum)
-        self.other = _Waiting(context)
-        self._kept: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 2)
-        """The step of each sync, and the weights of this rank."""
-        self.forgotten = NEVER
-        """The last step whose weights were sent and are no longer kept."""
-        self.row: Any = None
-        """The layout of the weights of this rank, as plain data, on a producer."""
+    def __init__(self, context: RouteContext, *ends: Any, lag: int = 0, checksum: bool | None = None) -> None:
+        super().__init__(context, *ends, lag=lag, checksum=checksum)
+        self.other = _Other(context, lag + 2)
 
-    def open(self, step: int) -> None:
-        super().open(step)
-        self.row = None if self._produced is None else row_of(self._produced())
-        self._allow_more()
-
-    def _allow_more(self) -> None:
+    def _begin(self, plan: SyncPlan) -> None:
+        super()._begin(plan)
         if self._transport.context.restartable:
             frames = (self._lag + 3) * self._buckets.slots(self._lag + 1)
             self._transport.allow(self._tag + VALUES, frames)
 
-    def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
+    def send(self, value: Weights | None, step: int) -> None:
         if value is None:
-            return super().send(value, step, weight)
-        kept = {name: _own_part(tensor).detach().cpu().clone() for name, tensor in value.items()}
-        while not self.other.note(lambda: self._keep(step, kept)):
-            pass
-        if self.other.attempt(lambda: [super(ResumableWeights, self).send(value, step, weight)]) is None:
+            super().send(value, step)
+            return
+        self.other.keep(step, {name: local_of(part).detach().cpu().clone() for name, part in value.items()})
+        if self.other.attempt(lambda: [super(ResumableWeights, self).send(value, step)]) is None:
             self._unsent.clear()  # they were sent with those of the steps before
             self._local = {}
-        return False
-
-    def _keep(self, step: int, kept: dict[str, Tensor]) -> None:
-        if len(self._kept) == self._kept.maxlen:
-            self.forgotten = self._kept[0][0]
-        self._kept.append((step, kept))
 
     def resume(self, generation: int, version: int) -> None:
         """Goes on after a restart of the consumers, which begin with the weights of the step `version`."""
         self._generation = generation
         running = self.last_sent, self._local, self._unsent
-        for step, kept in _from_version(self._kept, version):
-            self.last_sent, self._local, self._unsent = step, kept, deque(self._sends)
-            self._send_until(len(self._buckets.all))
+        for step, kept in dict(self.other.kept).items():  # the last ones of each step
+            if step >= version:
+                self.last_sent, self._local, self._unsent = step, kept, deque(self._sends)
+                self._send_until(len(self._buckets.all))
         self.last_sent, self._local, self._unsent = running
 
     def begin_after(self, generation: int, step: int, versions: Sequence[int], rows: list[Any]) -> None:
         """Begins on a consumer of a group that has restarted after `step`. `versions` are the steps whose
         weights it will receive, first the one to begin with, and `rows` the layouts of all producers."""
         self._generation = generation
-        wanted = self._wanted_of() if self._wanted_of else {}
-        self._begin(plan_again(self._context, rows, wanted, self._malformed), {}, consumes=True)
-        self._allow_more()
+        assert self._wanted_of
+        self._begin(plan_again(self._context, rows, row_of(self._wanted_of())))
         self._pending, self.last_sent = deque(versions), step
-
-
-def _own_part(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
-
-
-def _from_version(
-    kept: Iterable[tuple[int, dict[str, Tensor]]], version: int
-) -> list[tuple[int, dict[str, Tensor]]]:
-    """Returns the kept weights from a version on. Of several of this step, only the last are needed."""
-    later = [one for one in kept if one[0] > version]
-    exact = [one for one in kept if one[0] == version]
-    return [*exact[-1:], *later]

@@ -16,7 +16,6 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import ids_of
 from meshctl.runtime.routes.header import (
     ProducerHeader,
-    are_few,
     is_cut_by_counts,
     table_of,
 )
@@ -30,6 +29,8 @@ from meshctl.topology.samples import Grid, RouteError, Run, SampleTable
 MAX_RUNS_SLICED = 4
 """A part of at most this number of runs is sliced run by run. Other parts are gathered by an index, unless
 their runs are long."""
+MAX_RUNS_SENT = 1 << 10
+"""Parts of more runs in all are not sent to consumers."""
 MIN_ROWS_PER_RUN = 16
 """Runs that have at least this number of rows on average are sliced, however many there are."""
 
@@ -202,4 +203,4 @@ def partition_of(
     except RouteError as error:
         raise RouteError(f"`{route.source}` produces for stage `{route.target}` {error}") from None
     depends_on_samples = dispatch.is_even and not is_cut_by_counts(headers)
-    return Partition(parts, is_sent=depends_on_samples and are_few(parts))
+    return Partition(parts, is_sent=depends_on_samples and sum(map(len, parts)) <= MAX_RUNS_SENT)

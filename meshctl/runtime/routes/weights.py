@@ -50,8 +50,8 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
-from meshctl.runtime.routes.negotiation import Weights, negotiate
-from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan, layout_of
+from meshctl.runtime.routes.negotiation import Weights, negotiate, row_of
+from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame, on_device, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
@@ -168,31 +168,31 @@ class WeightChannel:
         """The run's last step, where it ended unannounced: what was sent later is dropped."""
         self._pending: deque[int] = deque()
         """The steps whose weights are still to be received."""
+        self.row: Any = None
+        """The layout of the weights of this rank, as plain data, on a producer."""
         self._memory = CachingAllocator()
         self._transport.reserve(self._tag, UNBOUNDED)  # until the plan says how many slots it needs
 
     # Opening
 
-    def open(self, step: int) -> None:
+    def open(self) -> None:
         """Agrees with all other ranks of both sides on what travels; all of them call it together."""
-        produced = None if self._produced is None else self._produced()
-        wanted = None if self._wanted_of is None else self._wanted_of()
-        plan = negotiate(self._context, produced, wanted, self._malformed)
-        held = {} if produced is None else layout_of(produced)
-        self._begin(plan, held, produces=produced is not None, consumes=wanted is not None)
+        self.row = None if self._produced is None else row_of(self._produced())
+        wanted = None if self._wanted_of is None else row_of(self._wanted_of())
+        self._begin(negotiate(self._context, self.row, wanted))
 
-    def _begin(self, plan: SyncPlan, held: Layout, *, produces: bool = False, consumes: bool = False) -> None:
-        """Prepares for syncs by a plan. `held` is the layout of the weights of this rank."""
+    def _begin(self, plan: SyncPlan) -> None:
+        """Prepares for syncs by a plan."""
         self._plan, self._buckets = plan, _Buckets.of(self._context, plan)
-        self._held: Layout = held
         self._local: dict[str, Tensor] = {}
         self._unsent: deque[int] = deque()
         """The buckets of the current step that this rank has not sent yet, by number."""
-        self._index(produces, consumes)
+        self._index()
         self._transport.reserve(self._tag, self._buckets.slots(self._lag))
 
-    def _index(self, produces: bool, consumes: bool) -> None:
+    def _index(self) -> None:
         """Finds the numbers of the buckets that this rank sends, and of those that it receives."""
+        produces, consumes = self.row is not None, self._wanted_of is not None
         buckets, producer, consumer = self._buckets.all, self._context.rank, self._context.consumer_rank
         self._sends = [
             number for number, bucket in enumerate(buckets) if produces and producer in bucket.producers
@@ -218,7 +218,7 @@ class WeightChannel:
 
     # Sending
 
-    def send(self, value: Weights | None, step: int, weight: float = 1.0) -> bool:
+    def send(self, value: Weights | None, step: int) -> None:
         """Sends this rank's parts of the weights of `step`. `value` is None on a rank that only consumes.
 
         A rank that also consumes these weights in the same step sends nothing here. It sends its parts while
@@ -229,17 +229,13 @@ class WeightChannel:
         if self._wanted_of is not None:
             self._pending.append(step)
         if value is None:
-            return False
-        if layout_of(value) != self._held:
+            return
+        if row_of(value) != self.row:
             raise RouteError(f"`{self.route.source}` returns other weights or shards than in the first sync")
-        self._local = {
-            name: tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
-            for name, tensor in value.items()
-        }
+        self._local = {name: local_of(tensor) for name, tensor in value.items()}
         self._unsent = deque(self._sends)
         if self._lag or self._wanted_of is None:
             self._send_until(len(self._buckets.all))
-        return False
 
     def _send_until(self, number: int) -> None:
         """Sends this rank's unsent buckets up to the bucket `number`, which is included."""
@@ -255,7 +251,7 @@ class WeightChannel:
         me = self._context.rank
         parts = self._plan.parts(bucket, me)
         own = [
-            part.view_of(self._local[item.name], self._held[item.name])
+            part.view_of(self._local[item.name], self._plan.held[me][item.name])
             for item, part in zip(bucket.items, parts, strict=True)
         ]
         has_checksums = self._syncs <= CHECKED_SYNCS if self._checksum is None else self._checksum
@@ -289,9 +285,7 @@ class WeightChannel:
         """Returns the items of a bucket in the frame that its leader laid out."""
         leader = self._context.producer.job_rank(bucket.leader)
         receive = partial(self._transport.receive_value, leader, self._tag + SHARED_WRITE)
-        message = self._next(leader, receive, self.last_sent)
-        self._check(message, leader, bucket, [item.shard for item in bucket.items])
-        return message.tensors
+        return self._next(leader, receive, self.last_sent).tensors
 
     # Receiving
 
@@ -355,12 +349,10 @@ class WeightChannel:
             message = self._next(sender, partial(self._context.receive, producer, peers), version)
             parts = self._plan.parts(bucket, producer)
             if not is_shared:
-                self._check(message, sender, bucket, parts)
                 for arrived, part, tensor in zip(found, parts, message.tensors, strict=True):
                     arrived.append((part, tensor))
             elif producer == bucket.leader:
                 whole = [item.shard for item in bucket.items]
-                self._check(message, sender, bucket, whole)
                 found = [[(shard, tensor)] for shard, tensor in zip(whole, message.tensors, strict=True)]
             if self._checksum or message.checksums:
                 self._verify(message, sender, bucket, parts, found)
@@ -374,13 +366,10 @@ class WeightChannel:
         while True:
             begin = time.perf_counter()
             try:
-                value = receive()
+                message = _Message(*receive())
             except BuffersHeld as held:
                 raise self._buffers_held(held) from None
             self.seconds_waited += time.perf_counter() - begin
-            if not isinstance(value, list) or [type(part) for part in value] != [int, int, list, list]:
-                raise self._malformed(job_rank, "no step, sums and tensors")
-            message = _Message(*value)
             is_dropped = self._last is not None and message.step > self._last
             if message.generation < self._generation or is_dropped:
                 continue
@@ -392,16 +381,6 @@ class WeightChannel:
                 )
             return message
 
-    def _check(self, message: _Message, job_rank: int, bucket: Bucket, parts: Sequence[Shard]) -> None:
-        if len(message.tensors) != len(parts):
-            raise self._malformed(job_rank, f"{len(message.tensors)} tensors where {len(parts)} were due")
-        for item, part, tensor in zip(bucket.items, parts, message.tensors, strict=True):
-            dtype = self._plan.parameters[item.name].dtype
-            if not isinstance(tensor, Tensor) or tensor.dtype != dtype or tuple(tensor.shape) != part.size:
-                raise self._malformed(
-                    job_rank, f"`{item.name}` is not the {dtype} of shape {list(part.size)} that was due"
-                )
-
     def _verify(
         self,
         message: _Message,
@@ -411,8 +390,6 @@ class WeightChannel:
         found: Sequence[Arrived],
     ) -> None:
         """Compares the checksums of a producer's parts."""
-        if len(message.checksums) != len(parts):
-            raise self._malformed(job_rank, f"{len(message.checksums)} checksums where {len(parts)} were due")
         for item, part, arrived, expected in zip(bucket.items, parts, found, message.checksums, strict=True):
             shard, tensor = arrived[-1]
             if checksum(part.view_of(tensor, shard)) != expected:
@@ -428,9 +405,10 @@ class WeightChannel:
             "you keep"
         )
 
-    def _malformed(self, job_rank: int, why: str) -> RouteError:
-        who = self._transport.name_of(job_rank)
-        return RouteError(f"`{self.route.name}`: {who} sent malformed weights: {why}")
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Returns this rank's shard of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensorLike) else tensor
 
 
 def checksum(tensor: Tensor) -> int:

@@ -132,7 +132,7 @@ def test_weights_on_devices(tmp_path: Path, kind: str) -> None:
 
         ends = (lambda: held(0), None) if gives else (None, lambda: {})
         channel = WeightChannel(context, *ends, checksum=True)
-        channel.open(0)
+        channel.open()
         for step in range(1, 5):
             channel.send(held(step) if gives else None, step)
             if not gives:

@@ -287,8 +287,8 @@ def opened(kind: str) -> tuple[Any, Callable[[Tensor], Any]]:
     make, value = PAIRS[kind]
     producer, consumer = make()
     if kind == "weights":
-        thread = background(lambda: producer.open(0))
-        consumer.open(0)
+        thread = background(lambda: producer.open())
+        consumer.open()
         thread.join()
     return (producer, consumer), value
 

@@ -507,7 +507,7 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
         if worker.job_rank == 0 and early:  # announces the buckets to the consumer; the other one continues
             send = negotiation._send
             monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.receive(), send(*words)))
-        channel.open(0)
+        channel.open()
         for step in range(steps):
             channel.send({name: tensor + step for name, tensor in held.items()}, step)
             if step == lag:
@@ -517,7 +517,7 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
 
     def consumer(worker: Worker) -> bool:
         channel = channel_of(worker)
-        channel.open(0)
+        channel.open()
         worker.receive()
         worker.poll()
         for step in range(steps):
