@@ -29,8 +29,7 @@ from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
-from meshctl.runtime.routes.held import HeldInput
-from meshctl.runtime.routes.inputs import Arguments, Input, InputEnd, Inputs
+from meshctl.runtime.routes.inputs import Arguments, HeldInput, Input, InputEnd, received_arguments
 from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.user_modes import collect_mode, execute_mode
@@ -71,11 +70,10 @@ class Call:
         self._producers = producers.count(mesh)
         self._outputs = tuple(end for (source, *_), end in channels.items() if source == stage.name)
         ends: dict[RouteKey, InputEnd] = {**channels, **held}
-        inputs = [
+        self._inputs = [
             Input(part.parameter, tuple(ends[name, stage.name, part.parameter] for name in part.stages))
             for part in stage.inputs
         ]
-        self._inputs = Inputs(tuple(inputs))
         self.held = tuple(end for (_, target, _), end in held.items() if target == stage.name)
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
@@ -165,7 +163,7 @@ class Call:
         state.at = (self.stage.name, step)
         begin = perf_counter()
         self._progress.enter(Activity.RECEIVING, self._number, begin)
-        arguments = self._inputs.receive(step)
+        arguments = received_arguments(self._inputs, step)
         ready = perf_counter()
         self._progress.enter(Activity.CALLING, self._number, ready)
         value: Any = END

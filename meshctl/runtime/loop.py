@@ -32,7 +32,7 @@ from meshctl.runtime.metrics.memory_use import MemoryUse
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext
-from meshctl.runtime.routes.held import HeldInput, MinibatchInput
+from meshctl.runtime.routes.inputs import HeldInput, MinibatchInput
 from meshctl.runtime.routes.record import ReplayedChannel
 from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 from meshctl.runtime.batch.batch import MARK, Batch
-from meshctl.runtime.routes.alignment import Assignment, IdsByRank, aligned, assembled, realigned
+from meshctl.runtime.routes.alignment import Assignment, IdsByRank, assembled, ids_in, ordered, rows_of
 from meshctl.runtime.routes.end import (
     END,
     REALIGN,
@@ -55,7 +55,7 @@ from meshctl.runtime.transports.transport import flat
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
 from meshctl.topology.consumers import ConsumerParts, consumer_parts, parts_of_some, parts_within
 from meshctl.topology.modes import producer_set
-from meshctl.topology.samples import RouteError, Run
+from meshctl.topology.samples import RouteError, Run, align, sample_name
 
 
 class Message(NamedTuple):
@@ -251,16 +251,17 @@ class Channel:
         partition = self._partition(headers) if parts is None else Partition(parts)
         if partition is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
-        received = self._received_batch(StepHeader(headers, partition, digest), part, message)
-        received.value.most = partition.largest
-        return received
+        header = StepHeader(headers, partition, digest)
+        batch = self._received_batch(header, part, message)
+        batch.most = partition.largest
+        return Received(batch, header)
 
     def _joined(self, headers: Sequence[ProducerHeader]) -> Any:
         if headers[0].is_end:
             return END
         return join(self._collect, [(header.value, header.weight or 0.0) for header in headers], self.route)
 
-    def _received_batch(self, header: StepHeader, part: int, message: Message) -> Received:
+    def _received_batch(self, header: StepHeader, part: int, message: Message) -> Batch:
         """Returns the samples of a part. `message` is the frame of the leader. This function receives the
         frames of the other producers."""
         partition, leader = header.partition, self.consumers.leaders[part]
@@ -273,20 +274,12 @@ class Channel:
                 sent[producer] = self._next(part, producer)
                 self._check(sent[producer], header.digest, producer)
         if not sent:  # the leader itself has no samples any more
-            return Received(header.empty_batch(), header)
+            return header.empty_batch()
         if self._shared_write.schema_of(header, part):
-            return Received(self._checked_batch(message.batch, partition.counts[part], leader), header)
-        batches = {
-            producer: self._checked_batch(each.batch, sum(map(len, partition.held(part, producer))), producer)
-            for producer, each in sent.items()
-        }
-        batch = assembled(partition.parts[part], batches, self._transport.concat)
-        return Received(batch, header)
-
-    def _checked_batch(self, batch: Any, count: int, producer: int) -> Batch:
-        if not isinstance(batch, Batch) or len(batch) != count:
-            raise self._unexpected(producer, f"no batch of {count} samples")
-        return batch
+            whole: Batch = message.batch
+            return whole
+        batches = {producer: each.batch for producer, each in sent.items()}
+        return assembled(partition.parts[part], batches, self._transport.concat)
 
     def _next(self, part: int, producer: int) -> Message:
         """Returns the next frame of a producer, without those of older generations."""
@@ -303,10 +296,9 @@ class Channel:
 
     def _check(self, message: Message, digest: int, producer: int) -> None:
         if message.digest != digest or message.generation != self._generation:
-            raise self._unexpected(producer, "another layout of the samples")
-
-    def _unexpected(self, producer: int, what: str) -> PeerLost:
-        return self._transport.peer_lost(self.job_ranks[producer], f"sent {what} on `{self.route.name}`")
+            raise self._transport.peer_lost(
+                self.job_ranks[producer], f"sent another layout of the samples on `{self.route.name}`"
+            )
 
     def _buffers_held(self, held: BuffersHeld) -> RouteError:
         return RouteError(
@@ -321,14 +313,22 @@ class Channel:
         return Assignment(self.consumers, received.header)
 
     def aligned(self, received: Received, wanted: Assignment, *, may_have_more: bool = False) -> Batch:
-        """Returns a received batch with the samples and the order of another input."""
+        """Returns a received batch with the samples and the order of another input.
 
-        def realign(batch: Batch, held: IdsByRank, wanted: IdsByRank) -> Batch:
-            return self._realign(batch, received.header.digest, held, wanted)
-
-        held = self.assignment(received)
-        rank = self.context.consumer_rank
-        return aligned(received.value, held, wanted, rank, realign, may_have_more=may_have_more)
+        Most often each rank already has its samples. Where the two inputs were dispatched differently, such
+        as with `balance` or `home`, samples move between the ranks. Raises `RouteError` for a sample that
+        only one of the inputs has. With `may_have_more`, this input may have further samples, which are left
+        out.
+        """
+        held, batch = self.assignment(received), received.value
+        if held.is_like(wanted):
+            return cast(Batch, batch)
+        everybody = {id for ids in wanted.ids.values() for id in ids}
+        align(sorted(everybody), held.step.table)  # names a sample that is missing
+        extra = {id for ids in held.ids.values() for id in ids} - everybody
+        if extra and not may_have_more:
+            raise RouteError(f"sample {sample_name(min(extra))} is missing in the first input")
+        return self._moved(batch, held, wanted)
 
     def selected(self, received: Received, positions: Sequence[int]) -> Received:
         """Returns the samples of a received batch that are at some positions of its sample order, partitioned
@@ -343,36 +343,33 @@ class Channel:
             modes = self._execute, self._dispatch, self.route.dispatch
             parts = parts_of_some(*modes, self._consumer.mesh, header.table, runs)
         some = StepHeader(header.headers, Partition(parts), header.digest)
-        held, wanted = Assignment(self.consumers, header).ids, Assignment(self.consumers, some).ids
-        rank = self.context.consumer_rank
-        if all(set(wanted[each]) <= set(held[each]) for each in wanted):
-            rows = {id: row for row, id in enumerate(held[rank])}
-            batch = received.value.take([rows[id] for id in wanted[rank]])
-        else:
-            batch = self._realign(received.value, header.digest, held, wanted)
+        batch = self._moved(received.value, self.assignment(received), Assignment(self.consumers, some))
         batch.most = some.partition.largest
         return Received(batch, some)
 
-    def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
-        """Moves samples between the ranks of the called component, each to the rank that needs it."""
-        self._check_realignable()
-        mode, mesh, rank = self._dispatch, self._consumer.mesh, self.context.consumer_rank
-        peers = [mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))]
-
-        def send(peer: int, some: Batch) -> None:
-            self._send_to([self._consumer.job_rank(peer)], REALIGN, [0, digest, None, some])
-
-        def receive(peer: int) -> Batch:
-            job_rank = self._consumer.job_rank(peer)
-            message = Message(*self._transport.receive_value(job_rank, self._tag + REALIGN))
-            if message.digest != digest:
-                who = self._transport.name_of(job_rank)
-                raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
-            found: Batch = message.batch
-            return found
-
-        return realigned(batch, held, wanted, rank, peers, send, receive)
-
-    def _check_realignable(self) -> None:
+    def _moved(self, batch: Batch, held: Assignment, wanted: Assignment) -> Batch:
+        """Returns the samples that this rank has in `wanted`; it and its peers have those of `held`."""
+        if all(set(wanted.ids[each]) <= set(held.ids[each]) for each in wanted.ids):
+            return ordered(batch, held.ids[self._consumer_rank], wanted.ids[self._consumer_rank])
         if self._execute.is_per_producer:
             raise RouteError("inputs of a stage with `execute: peer` must come from the same ranks")
+        return self._realign(batch, held.step.digest, held.ids, wanted.ids)
+
+    def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
+        """Moves samples between the ranks of the called component, each to the rank that needs it."""
+        mode, mesh, rank = self._dispatch, self._consumer.mesh, self._consumer_rank
+        peers = {mode.counterpart(mesh, rank, share) for share in range(mode.share_count(mesh))} - {rank}
+        for peer in sorted(peers):
+            if rows := rows_of(held[rank], wanted[peer]):
+                job_ranks = [self._consumer.job_rank(peer)]
+                self._send_to(job_ranks, REALIGN, [0, digest, None, batch.take(rows)])
+        parts = [batch.take(rows_of(held[rank], wanted[rank]))]
+        for peer in sorted(peers):
+            if not set(wanted[rank]).isdisjoint(held[peer]):
+                job_rank = self._consumer.job_rank(peer)
+                message = Message(*self._transport.receive_value(job_rank, self._tag + REALIGN))
+                if message.digest != digest:
+                    who = self._transport.name_of(job_rank)
+                    raise PeerLost(f"{who} sent another layout of the samples on `{self.route.name}`")
+                parts.append(message.batch)
+        return ordered(whole := Batch.concat(parts), ids_in(whole), wanted[rank])

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from meshctl.run.directory import Recorded, replaced
 from meshctl.runtime.batch.batch import Batch, BatchError, Column, Ragged
-from meshctl.runtime.routes.alignment import IdsByRank, ordered
+from meshctl.runtime.routes.alignment import IdsByRank, ids_in, ordered
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.joins import join
@@ -265,7 +265,5 @@ class ReplayedChannel(Channel):
     def _realign(self, batch: Batch, digest: int, held: IdsByRank, wanted: IdsByRank) -> Batch:
         """Returns the samples `wanted` by this rank. They are taken from the recording, which has those of
         all ranks, so none are exchanged."""
-        self._check_realignable()
         whole = Batch.concat([batch for batch in self._batches() if len(batch)])
-        held_ids = [tuple(id) for id in whole.ids.tolist()]
-        return ordered(whole, held_ids, wanted[self.context.consumer_rank])
+        return ordered(whole, ids_in(whole), wanted[self.context.consumer_rank])
