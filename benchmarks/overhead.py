@@ -41,7 +41,7 @@ from meshctl.run.event_folding import EventFolding
 from meshctl.run.events import Follower, Journal, StepReport
 from meshctl.run.metrics import Fold
 from meshctl.run.progress import RECORD_BYTES, Activity
-from meshctl.runtime.metrics.memory_use import MemoryUse
+from meshctl.runtime.metrics.stage_metrics import MemoryUse
 from meshctl.runtime.progress import Progress
 from meshctl.trackers.jsonl import JsonLines
 from meshctl.view.live import for_terminal

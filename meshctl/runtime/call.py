@@ -380,7 +380,7 @@ class SourceCall(Call):
     @property
     def _total(self) -> int | None:
         """The number of the source's samples, or None if it has no length."""
-        return self._sources.total(self.stage)
+        return self._sources.totals[self.stage.name]
 
     def _check_end(self, numbers: range, step: int) -> None:
         """Raises `StageError` if a source that gave None must not end the data."""
@@ -529,7 +529,11 @@ class BlockRun:
         try:
             for one in held:
                 one.begin(step)
-            self._run_rounds(step)
+            for number in range(1, self._block.times + 1 if self._stages else 1):
+                self._run_round(step, number)
+            self._state.pass_number = 0
+            for stage in self._stages:
+                stage.call.send_passes(stage.outer, step)
         finally:
             self._state.pass_number = 0
             for one in held:
@@ -540,14 +544,6 @@ class BlockRun:
         the run."""
         for stage in self._stages:
             stage.call.send_end(stage.outer, step)
-
-    def _run_rounds(self, step: int) -> None:
-        self._state.pass_number = 0
-        for number in range(1, self._block.times + 1 if self._stages else 1):
-            self._run_round(step, number)
-        self._state.pass_number = 0
-        for stage in self._stages:
-            stage.call.send_passes(stage.outer, step)
 
     def _run_round(self, step: int, number: int) -> None:
         for stage in self._stages:

@@ -32,10 +32,11 @@ from meshctl.plan.model import Checkpoint
 from meshctl.run.checkpoints import describe
 from meshctl.run.directory import RunDir
 from meshctl.run.events import EventLog
+from meshctl.run.progress import Activity
 from meshctl.runtime import checkpoint
 from meshctl.runtime.collectives.collective import RUNNING, Collective
+from meshctl.runtime.progress import Progress
 from meshctl.runtime.state.tree import StateTree
-from meshctl.runtime.trace import Tracer
 from meshctl.topology.mesh import DeviceMesh
 
 POLL_S = 1.0
@@ -72,41 +73,35 @@ class CheckpointWriter:
         rank: int,
         states: Mapping[str, tuple[StateOf, DeviceMesh]],
         events: EventLog,
-        options: Checkpoint = Checkpoint(),
-        advanced: Callable[[], None] = lambda: None,
-        trace: Tracer = Tracer(),
+        options: Checkpoint,
+        progress: Progress,
     ) -> None:
         """`states` maps each component with state to its state and its mesh, which knows this rank. With
-        `options.is_async` it is a collective call of all ranks of the group. `advanced` is called while a
-        wait is no stall."""
+        `options.is_async` it is a collective call of all ranks of the group."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
         self._staging = Staging() if options.is_async else None
         self._world = _background_world(rank) if options.is_async else None
-        self._advanced, self._trace = advanced, trace
+        self._progress, self._trace = progress, progress.trace
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._part: _Part | None = None
         """The checkpoint in flight, or the last one."""
 
     def wait(self) -> None:
-        """Waits until no checkpoint is in flight. Calls `advanced` when its files have grown. Raises what
-        its thread has raised."""
+        """Waits until no checkpoint is in flight. While its files grow, this is no stall. Raises what its
+        thread has raised."""
         known = -1
         writing, self._writing = self._writing, None
         while writing and not wait([writing], POLL_S).done:
-            size = self._size_in_flight()
+            size = 0
+            for path in self._partial_files(self._part) if self._part else ():
+                with suppress(OSError):
+                    size += path.stat().st_size
             if size != known:
-                self._advanced()
+                self._progress.enter(Activity.SAVING, -1, time.perf_counter())
             known = size
         if writing:
             writing.result()
-
-    def _size_in_flight(self) -> int:
-        size = 0
-        for path in self._partial_files(self._part) if self._part else ():
-            with suppress(OSError):
-                size += path.stat().st_size
-        return size
 
     def _partial_files(self, part: _Part) -> Iterator[Path]:
         for name in self._states:
@@ -130,10 +125,6 @@ class CheckpointWriter:
             self._write_and_report(part, states)
 
     def _write_and_report(self, part: _Part, states: Iterable[State]) -> None:
-        self._write(part, states)
-        self._report(part)
-
-    def _write(self, part: _Part, states: Iterable[State]) -> None:
         """Writes the files of this rank. It is a collective call of all ranks of the group."""
         for name, tree, mesh in states:
             try:  # after a failure the rank still takes part in the collectives of the other components
@@ -146,6 +137,7 @@ class CheckpointWriter:
                 part.files += checkpoint.save_position(part.folder, self._group, dict(part.given))
         except OSError as error:
             part.fail(error, part.folder)
+        self._report(part)
 
     def _report(self, part: _Part) -> None:
         files: dict[str, Any] = {}
@@ -156,17 +148,14 @@ class CheckpointWriter:
         except OSError as error:
             part.fail(error, part.folder)
         if part.failure:
-            self._delete(part)
+            # on a full disk the event about the failure needs the space of the files of this rank
+            for path in (*part.files, *self._partial_files(part)):
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
             self._events.write("unsaved", step=part.step, error=part.failure)
         else:
             seconds = time.perf_counter() - part.begin
             self._events.write("saved", step=part.step, seconds=seconds, files=files)
-
-    def _delete(self, part: _Part) -> None:
-        """Deletes the files of this rank. On a full disk the event about the failure needs their space."""
-        for path in (*part.files, *self._partial_files(part)):
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
 
 
 class Staging:
@@ -185,7 +174,9 @@ class Staging:
         this rank. It waits until devices have copied."""
         tensors = {name: self._copied((component, name), value) for name, value in tree.tensors.items()}
         sharded = {name: self._shard((component, name), value) for name, value in tree.sharded.items()}
-        self._drop_all_but(component, {*tensors, *sharded})
+        for owner, name in [*self._buffers]:
+            if owner == component and name not in tensors and name not in sharded:
+                del self._buffers[owner, name]
         for device in {value.device for value in (*tree.tensors.values(), *tree.sharded.values())}:
             if device.type != "cpu":
                 torch.accelerator.synchronize(device)
@@ -209,13 +200,6 @@ class Staging:
         make: Any = DTensor  # `from_local` would copy the shard back to the device of the mesh
         copy: Tensor = make(self._copied(key, local), sharded._spec, requires_grad=False)
         return copy
-
-    def _drop_all_but(self, component: str, names: set[str]) -> None:
-        self._buffers = {
-            (owner, name): buffer
-            for (owner, name), buffer in self._buffers.items()
-            if owner != component or name in names
-        }
 
 
 def _background_world(rank: int) -> Collective | None:

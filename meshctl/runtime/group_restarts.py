@@ -139,20 +139,15 @@ class GroupRestarts:
             self._connect(plane, self._store, ranks, generation)
             with own_stream(plane.context.device), plane.forced():
                 for end in self._of(group):
-                    self._resume(end, decision)
+                    is_sync = isinstance(end, ResumableWeights)
+                    after = decision["versions"][end.route.source] if is_sync else decision["step"]
+                    end.resume(route_generation(self._generations, self._own, group), after)
         except PeerLost:
             plane.suspend(group)  # its next generation gets everything
         except Exception as error:  # of a value that cannot be sent again, or of the memory for it
             plane.suspend(group)
             return f"{plane.name_of(plane.job_rank)} cannot send again: {type(error).__name__}: {error}"
         return ""
-
-    def _resume(self, end: End, decision: Mapping[str, Any]) -> None:
-        generation = route_generation(self._generations, self._own, end.other.group)
-        if isinstance(end, ResumableWeights):
-            end.resume(generation, decision["versions"][end.route.source])
-        else:
-            end.resume(generation, decision["step"])
 
 
 @dataclass(frozen=True)

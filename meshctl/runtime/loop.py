@@ -28,8 +28,7 @@ from meshctl.runtime.call import BlockRun, BlockStage, Call, Channels, RepeatedS
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
-from meshctl.runtime.metrics.memory_use import MemoryUse
-from meshctl.runtime.metrics.stage_metrics import StageMetrics
+from meshctl.runtime.metrics.stage_metrics import MemoryUse, StageMetrics
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext
 from meshctl.runtime.routes.inputs import HeldInput, MinibatchInput
@@ -49,16 +48,12 @@ USER_ERRORS = (RouteError, BatchError, FrameError, OutOfMemory, SentMemoryWritte
 NOTHING: frozenset[str] = frozenset()
 
 
-def _nothing(step: int) -> None:
-    pass
-
-
 class Part(NamedTuple):
     """A part of a worker's program: mostly a stage."""
 
     run: Callable[[int], None]
     """Called with a step in which the part runs."""
-    end: Callable[[int], None] = _nothing
+    end: Callable[[int], None] = lambda step: None
     """Called instead with a step that is not part of the run. It sends END to the consumers."""
 
 
@@ -68,7 +63,7 @@ Program = tuple[Part, ...]
 
 class Loop:
     def __init__(self, context: LoopContext) -> None:
-        self._state = StepState()
+        self._state = self.state = StepState()
         self._context, self._plan, self._agreement = context, context.plan, context.agreement
         self._turn = context.transport.turn
         self._stages = [stage for stage in self._plan.stages if context.hosts(stage)]
@@ -93,22 +88,6 @@ class Loop:
         self._is_open_ended = False
         """True if a stream may end unannounced."""
         self._order, self._memory = StreamOrder(self._plan), MemoryUse(context.events)
-
-    @property
-    def at(self) -> tuple[str, int]:
-        """The stage and the step that are running, to be named in the report of a fault."""
-        return self._state.at
-
-    @property
-    def has_syncs(self) -> bool:
-        """True if components of this worker send or receive weights."""
-        return bool(self._syncs)
-
-    @property
-    def unfinished(self) -> StepReport:
-        """The report of the running step; that of an ended one, which has been written, is empty."""
-        stage, step = self._state.at
-        return self._state.report if stage else StepReport(step)
 
     # The run
 
@@ -139,10 +118,15 @@ class Loop:
             self._context.restarts.begin(ends, start + 1)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
-        step = self._run_steps(start)
+        step = start
+        while not self._state.ended and self._agreement.begin(step + 1):
+            self._run_step(step + 1)
+            step += not self._state.ended
+            if self._context.restarts:
+                self._context.restarts.move_to(step + 1)
         if self._is_open_ended and not self._agreement.has_failed:
             self._close(step, start)
-        self._wait_for_save(step)
+        self._at_checkpoint(step, self._context.wait_for_save)
         self._context.progress.trace.end()
         if self._context.recorder:
             self._context.recorder.forget(step)
@@ -215,16 +199,6 @@ class Loop:
                 self._cut(stage, step)
         return step
 
-    def _run_steps(self, start: int) -> int:
-        step = start
-        restarts = self._context.restarts
-        while not self._state.ended and self._agreement.begin(step + 1):
-            self._run_step(step + 1)
-            step += not self._state.ended
-            if restarts:
-                restarts.move_to(step + 1)
-        return step
-
     def _close(self, last: int, start: int) -> None:
         """Runs the stages that wait for the end, and saves the last state. Called after an unannounced
         end."""
@@ -243,7 +217,7 @@ class Loop:
     def _closing_program(self, running: Set[str]) -> Program:
         """Returns what this worker runs after an unannounced end. The routes have tags of their own, since
         their usual ones may hold values of the step that is not part of the run."""
-        data = closing_ends(self._context, running)
+        data = data_ends(self._context, running)
         self._ends += data.values()
         data |= {key: end for key, end in self._data.items() if isinstance(end, ReplayedChannel)}
         calls = self._calls_of([stage for stage in self._stages if stage.name in running], data)
@@ -303,8 +277,9 @@ class Loop:
         that run."""
         program: list[Part] = []
         for item in self._order.items:
-            if isinstance(item, Gate):
-                program += self._questions_of(item, running)
+            if isinstance(item, Gate):  # of whose streams this worker asks those whose end it cannot see
+                asked = [s for s in item.streams if self._context.group in self._order.asked[s.name]]
+                program += [Part(partial(self._ask_for, one)) for one in asked if one.name in running]
             elif not self._context.hosts(item):
                 continue
             elif item.kind == "sync":
@@ -313,19 +288,12 @@ class Loop:
                 program += self._runs_of(item, self._calls, running)
         return tuple(program)
 
-    def _questions_of(self, gate: Gate, running: Set[str]) -> Iterator[Part]:
-        """Yields the questions of this worker at a gate, one for each stream of whose end it does not learn
-        otherwise."""
-        for stream in gate.streams:
-            if stream.name in running and self._context.group in self._order.asked[stream.name]:
-                yield Part(partial(self._ask_for, stream, self._order.readers(stream.name)))
-
-    def _ask_for(self, stream: Stage, readers: int, step: int) -> None:
+    def _ask_for(self, stream: Stage, step: int) -> None:
         """Waits until it is known whether a stream has data for the step."""
         self._state.at = (stream.name, step)
         begin = perf_counter()
         self._context.progress.enter(Activity.RECEIVING, self._plan.stages.index(stream), begin)
-        if not self._agreement.is_given(stream.name, step // stream.every, readers):
+        if not self._agreement.is_given(stream.name, step // stream.every, self._order.readers(stream.name)):
             self._state.ended = stream.name
         waits = self._state.report.waits
         waits[stream.name] = waits.get(stream.name, 0.0) + perf_counter() - begin
@@ -424,15 +392,12 @@ class Loop:
                 self._state.at = (stage.name, step)
                 self._cut(stage, step, stage.name in outdated)
         self._saved = step
-        self._state.at = ("checkpoint", step)
-        self._context.progress.enter(Activity.SAVING, -1, perf_counter())
-        self._turn.during(self._context.save)(step, self._sources.given_after(step))
-        self._state.at = ("", step)
+        self._at_checkpoint(step, partial(self._context.save, step, self._sources.given_after(step)))
 
-    def _wait_for_save(self, step: int) -> None:
+    def _at_checkpoint(self, step: int, act: Callable[[], None]) -> None:
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
-        self._turn.during(self._context.wait_for_save)()
+        self._turn.during(act)()
         self._state.at = ("", step)
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:
@@ -446,7 +411,14 @@ class Loop:
     def _calls_of(self, stages: Iterable[Stage], data: Channels) -> dict[str, Call]:
         into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
         held = {key: self._held(end) for key, end in into_blocks.items()}
-        return {stage.name: self._call_of(stage, data, held) for stage in stages if stage.kind == "call"}
+        calls: dict[str, Call] = {}
+        for stage in stages:
+            if stage.is_source:
+                kind = RepeatedSource if stage.block else SourceCall
+                calls[stage.name] = kind(stage, self._context, data, self._state, self._sources)
+            elif stage.kind == "call":
+                calls[stage.name] = Call(stage, self._context, data, self._state, held)
+        return calls
 
     def _held(self, end: Channel) -> HeldInput:
         block = self._plan.block(self._plan.stage(end.route.target).block)
@@ -454,39 +426,26 @@ class Loop:
             return MinibatchInput(end, block)
         return HeldInput(end, may_have_more=bool(block.over))
 
-    def _call_of(self, stage: Stage, data: Channels, held: Mapping[RouteKey, HeldInput]) -> Call:
-        if not stage.is_source:
-            return Call(stage, self._context, data, self._state, held)
-        kind = RepeatedSource if stage.block else SourceCall
-        return kind(stage, self._context, data, self._state, self._sources)
 
-
-def data_ends(context: LoopContext) -> dict[tuple[str, str, str], Channel]:
-    """Returns this worker's ends of data routes by (source, target, parameter)."""
-    found = {_key(route): _channel(context, route, number) for number, route in _hosted_routes(context)}
-    for route in context.plan.replayed:
-        target = context.plan.stage(route.target)
+def data_ends(context: LoopContext, closing: Set[str] | None = None) -> dict[RouteKey, Channel]:
+    """Returns this worker's ends of data routes by (source, target, parameter). With `closing`, they are
+    further ends of the routes into these stages, which share no tag with the others."""
+    plan = context.plan
+    found: dict[RouteKey, Channel] = {}
+    for number, route in enumerate(plan.routes, 0 if closing is None else len(plan.routes)):
+        stages = plan.stage(route.source), plan.stage(route.target)
+        is_meant = closing is None or route.target in closing
+        if route.kind == "data" and is_meant and any(map(context.hosts, stages)):
+            found[_key(route)] = _channel(context, route, number)
+    for route in plan.replayed if closing is None else ():
+        target = plan.stage(route.target)
         consumer = context.side(target.component, target.execute)
         recorded = context.recorded[route.name]
         found[_key(route)] = ReplayedChannel.of(route, consumer, context.transport, recorded)
     return found
 
 
-def closing_ends(context: LoopContext, targets: Set[str]) -> dict[tuple[str, str, str], Channel]:
-    """Returns further ends of the data routes into some stages, which share no tag with the others."""
-    count = len(context.plan.routes)
-    routes = [(number, route) for number, route in _hosted_routes(context) if route.target in targets]
-    return {_key(route): _channel(context, route, count + number) for number, route in routes}
-
-
-def _hosted_routes(context: LoopContext) -> Iterator[tuple[int, Route]]:
-    for number, route in enumerate(context.plan.routes):
-        stages = context.plan.stage(route.source), context.plan.stage(route.target)
-        if route.kind == "data" and any(map(context.hosts, stages)):
-            yield number, route
-
-
-def _key(route: Route) -> tuple[str, str, str]:
+def _key(route: Route) -> RouteKey:
     return route.source, route.target, route.parameter
 
 
@@ -511,16 +470,12 @@ def sync_ends(context: LoopContext) -> dict[str, WeightChannel]:
             sides = context.side(stage.component), context.side(stage.to)
             made = RouteContext(route, *sides, context.transport, number * TAGS_PER_ROUTE)
             produced = _weights_of(context, stage.component, stage.method)
-            wanted = _weights_of(context, stage.to, _part_of(stage.to_method))
+            # `load_adapter` loads what `adapter` yields, and a method without `load_` what `weights` does
+            loads = stage.to_method.removeprefix("load_")
+            wanted = _weights_of(context, stage.to, loads if loads != stage.to_method else "weights")
             kind = ResumableWeights if made.is_resumable else WeightChannel
             found[stage.name] = kind(made, produced, wanted, lag=stage.lag, checksum=stage.checksum)
     return found
-
-
-def _part_of(loader: str) -> str:
-    """Returns the method that yields the weights which `loader` loads: `adapter` for `load_adapter`, and
-    `weights` for a name without `load_`."""
-    return loader.removeprefix("load_") if loader.startswith("load_") else "weights"
 
 
 def _weights_of(context: LoopContext, component: str, method: str) -> WeightsOf | None:

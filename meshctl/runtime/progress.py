@@ -59,7 +59,7 @@ from meshctl.run.progress import (
 )
 from meshctl.runtime.errors import CollectiveError
 from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, VALUES
-from meshctl.runtime.torch_mesh import TorchCalls
+from meshctl.runtime.torch_mesh import Row, TorchCalls
 from meshctl.runtime.trace import Tracer
 
 CACHED_MAX = 4096
@@ -89,8 +89,8 @@ class Progress:
         self.torch_calls = TorchCalls(self.new_row, is_read=self.is_read)
         self.has_all_checks = False
         """True if the `step` event contains every operation (`run.checks: all`)."""
-        self._rows: dict[str, int] = {}
-        """Key -> the number of its row in the table."""
+        self._rows = 0
+        """The number of rows in the table."""
         self.called: list[CollectiveCalls] = []
         """The counters with calls in the running step."""
         self.no_collectives_in = ""
@@ -180,19 +180,15 @@ class Progress:
             self._calls[key] = CollectiveCalls(key, self)
         return self._calls[key]
 
-    def new_row(self, key: str) -> tuple[memoryview, int]:
-        """Returns the words of the record, and the index of the first word of a new row of its table. A row
-        that does not fit into the record gets memory that is not read."""
-        number = self._rows[key] = len(self._rows)
+    def new_row(self, key: str) -> Row:
+        """Returns a new row of the record's table. A row that does not fit into the record gets memory that
+        is not read."""
+        number, self._rows = self._rows, self._rows + 1
         if number >= ROWS or len(key.encode()) > KEY_BYTES:
-            return memoryview(bytearray(RECORD_BYTES)).cast("q"), 0
+            return memoryview(bytearray(RECORD_BYTES)).cast("q"), 0, number
         start = TABLE + number * ROW_BYTES
         self._bytes[start : start + KEY_BYTES] = padded(key, KEY_BYTES)
-        return self._words, (start + KEY_BYTES) // 8
-
-    def number_of(self, key: str) -> int:
-        """Returns the number of the row of a key."""
-        return self._rows[key]
+        return self._words, (start + KEY_BYTES) // 8, number
 
     def begin_call(self, number: int, operation: bytes, site: bytes) -> None:
         data, words = self._bytes, self._words
@@ -224,8 +220,7 @@ class CollectiveCalls:
         self.key = key
         self.count = self.digest = 0
         self._progress = progress
-        self._words, self._first = progress.new_row(key)
-        self._number = progress.number_of(key)
+        self._words, self._first, self._number = progress.new_row(key)
         self._sites: dict[str, int] = {}
         """Call site -> number of calls in the running step."""
         self._sent: dict[str, int] = {}

@@ -108,7 +108,10 @@ def standalone(mesh: DeviceMesh | None = None) -> RankContext:
     Raises `MeshError` if the mesh has another number of ranks than the world.
     """
     if not dist.is_initialized() and all(name in os.environ for name in TORCHRUN):
-        _join_torchrun()
+        device = _own_device()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     if not dist.is_initialized():
         return RankContext(mesh=mesh or DeviceMesh.from_sizes())
     size, device = dist.get_world_size(), _own_device()
@@ -123,13 +126,6 @@ def standalone(mesh: DeviceMesh | None = None) -> RankContext:
         nodes=_gathered_nodes if size > 1 else None,
         known_location=_torchrun_location(),
     )
-
-
-def _join_torchrun() -> None:
-    device = _own_device()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
 
 def _own_device() -> torch.device:

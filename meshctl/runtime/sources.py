@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence, Set
 
 from meshctl.plan.model import Plan, Stage
@@ -20,13 +21,15 @@ class Sources:
         self._given = {stage.name: 0 for stage in plan.sources}
         self._start = 0
         self._given_at_start: Mapping[str, int] = {}
-        self._totals: dict[str, int | None] = {}
+        self.totals: dict[str, int | None] = {}
+        """Source of this worker's group -> how many samples it produces in the whole run; None if it has no
+        length."""
 
     def begin(self, start: int, given: Mapping[str, int]) -> None:
         """Continues after the step `start`. `given` is source -> the number of samples that it has produced
         by then. Asks the sources of this worker for their lengths."""
         own = [stage for stage in self._plan.sources if stage.component in self._components]
-        self._totals = {stage.name: self._count(stage) for stage in own}
+        self.totals = {stage.name: self._count(stage) for stage in own}
         self._given.update(given)
         self._start, self._given_at_start = start, dict(self._given)
 
@@ -38,13 +41,7 @@ class Sources:
             if stage.when:
                 calls = int(stage.when == "start" and self._start < 1 <= step)
             given = self._given_at_start[stage.name] + calls * stage.samples
-            total = self._totals.get(stage.name)
-            is_bounded = total is not None and self.bounds_run(stage)
-            self._given[stage.name] = min(given, total) if is_bounded and total is not None else given
-
-    def total(self, stage: Stage) -> int | None:
-        """Returns how many samples a source produces in the whole run, or None if it has no length."""
-        return self._totals[stage.name]
+            self._given[stage.name] = min(given, self._bound(stage))
 
     def _count(self, stage: Stage) -> int | None:
         length = getattr(self._components[stage.component], "__len__", None)
@@ -55,22 +52,22 @@ class Sources:
         numbers of other sources run on past their length."""
         return stage.name in self._plan.bounding_sources
 
+    def _bound(self, stage: Stage) -> int:
+        total = self.totals.get(stage.name) if self.bounds_run(stage) else None
+        return sys.maxsize if total is None else total
+
     def next_numbers(self, stage: Stage) -> range:
         """Returns the numbers of a source's next samples, and counts them as produced."""
         start = self._given[stage.name]
-        stop = start + stage.samples
-        total = self._totals[stage.name]
-        if total is not None and stop > total and self.bounds_run(stage):
-            stop = total
-        self._given[stage.name] = stop
-        return range(start, stop)
+        self._given[stage.name] = min(start + stage.samples, self._bound(stage))
+        return range(start, self._given[stage.name])
 
     def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
         """Returns the last step for which each bounding source has data, or None if it has no length."""
         return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
 
     def _last_step(self, stage: Stage) -> int | None:
-        total = self.total(stage)
+        total = self.totals[stage.name]
         if total is None:
             return None
         left = max(0, total - self._given[stage.name])
@@ -82,8 +79,9 @@ class Sources:
         which the stages `running` run, for one each of its consumers. The run thus fails at its start and not
         hours later."""
         for stage in stages:
-            if self.bounds_run(stage) and (total := self.total(stage)) and self._last_step(stage) == last:
-                self._check_tail(stage, max(0, total - self._given[stage.name]) % stage.samples, running)
+            if self.bounds_run(stage) and self._last_step(stage) == last:
+                left = max(0, self._bound(stage) - self._given[stage.name])
+                self._check_tail(stage, left % stage.samples, running)
 
     def _check_tail(self, stage: Stage, tail: int, running: Set[str]) -> None:
         for route in self._plan.routes if tail else ():
@@ -100,11 +98,11 @@ class Sources:
                 )
 
     def given_after(self, step: int) -> dict[str, int]:
-        """Returns source -> the number of samples that it had produced by the end of a step. This worker may
-        have begun later steps, which are dropped."""
-        given = dict(self._given)
+        """Returns source -> the number of samples that it had produced by the end of a step, for the sources
+        of this worker's group. The worker may have begun later steps, which are dropped."""
+        given = {name: self._given[name] for name in self.totals}
         for stage in self._plan.sources:
-            if not stage.when:
+            if stage.name in given and not stage.when:
                 calls = step // stage.every - self._start // stage.every
                 planned = self._given_at_start[stage.name] + calls * stage.samples
                 given[stage.name] = min(given[stage.name], planned)

@@ -87,6 +87,8 @@ def local_mesh(nodes: Sequence[Sequence[int]], rank: int, device_type: str) -> T
 
 SAMPLE_S = 1.0
 """Seconds between two samples."""
+Row = tuple[memoryview, int, int]
+"""A row of a progress record: the words of the record, the index of the row's first word, its number."""
 
 
 class TorchCalls:
@@ -99,7 +101,7 @@ class TorchCalls:
     the record.
     """
 
-    def __init__(self, new_row: Callable[[str], tuple[memoryview, int]], *, is_read: bool) -> None:
+    def __init__(self, new_row: Callable[[str], Row], *, is_read: bool) -> None:
         """`new_row` is that of the progress record, and `is_read` whether a process reads the record."""
         self._new_row, self._is_read = new_row, is_read
         self._meshes: dict[str, TorchDeviceMesh] = {}
@@ -157,9 +159,9 @@ class TorchCalls:
 class _GroupCalls:
     """The collectives of one process group since the last `step` event."""
 
-    def __init__(self, name: str, backend: Any, row: tuple[memoryview, int]) -> None:
+    def __init__(self, name: str, backend: Any, row: Row) -> None:
         self._name, self._backend = name, backend
-        self._words, self._first = row
+        self._words, self._first, _ = row
         self._operations = self._number
         self._collectives = self._collectives_by_now
         """The operations, and the collectives among them, until the last `step` event."""

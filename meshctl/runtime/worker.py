@@ -19,14 +19,14 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,7 @@ from meshctl.runtime.errors import StageError
 from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.loop import Loop
-from meshctl.runtime.loop_context import CheckpointHook, LoopContext
+from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.metrics.stage_metrics import PhaseMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
@@ -172,7 +172,8 @@ class Worker:
         self._doing = "the preparation of checkpoints"
         context = self._loop_context(plan, start, components, agreement, data_plane)
         self._loop = Loop(context)
-        phase = "first sync" if self._loop.has_syncs else "agreement on the last step"
+        has_syncs = any(stage.kind == "sync" and context.hosts(stage) for stage in plan.stages)
+        phase = "first sync" if has_syncs else "agreement on the last step"
         self._begin(phase, doing="the preparation of the first step")
         last = self._loop.run(step, produced)
         self._doing = "close"
@@ -211,7 +212,6 @@ class Worker:
         data_plane: DataPlane,
     ) -> LoopContext:
         env, connect = self._env, self._env.control.connect
-        save, wait = self._checkpoint_hooks(plan, components)
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
         recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
         return LoopContext(
@@ -222,15 +222,16 @@ class Worker:
             data_plane,
             agreement,
             self._journal,
-            save,
-            recorder,
-            recorded,
-            self._progress,
-            wait,
-            GroupRestarts(plan, data_plane, connect(), env.generations, connect_again)
+            recorder=recorder,
+            recorded=recorded,
+            progress=self._progress,
+            restarts=GroupRestarts(plan, data_plane, connect(), env.generations, connect_again)
             if data_plane.context.restartable
             else None,
-            Rejoining(plan, data_plane.job_rank, connect(), env.generations) if env.generation else None,
+            rejoining=Rejoining(plan, data_plane.job_rank, connect(), env.generations)
+            if env.generation
+            else None,
+            **self._checkpoint_hooks(plan, components),
         )
 
     def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
@@ -309,44 +310,24 @@ class Worker:
             component.load_state_dict(state)
         return step_of(folder), checkpoint.load_positions(Path(folder))
 
-    def _checkpoint_hooks(
-        self, plan: Plan, components: Mapping[str, Component]
-    ) -> tuple[CheckpointHook, Callable[[], None]]:
-        """Returns the functions that save a checkpoint, and that wait until none is in flight. They do
-        nothing in a run without checkpoints."""
+    def _checkpoint_hooks(self, plan: Plan, components: Mapping[str, Component]) -> dict[str, Any]:
+        """Returns the functions that save a checkpoint, and that wait until none is in flight."""
         if plan.run.checkpoint is None:
-            return lambda step, produced: None, lambda: None
+            return {}
         from meshctl.runtime.checkpoint_writer import CheckpointWriter  # its import takes half a second
 
-        env = self._env
+        group, rank = self._env.group, self._env.rank
         states = {
-            name: (component.state_dict, plan.component(name).mesh.at(env.rank))
+            name: (component.state_dict, plan.component(name).mesh.at(rank))
             for name, component in stateful(plan, components).items()
         }
         options = plan.run.checkpoint
-        writer = CheckpointWriter(
-            self._run,
-            env.group,
-            env.rank,
-            states,
-            self._journal,
-            options,
-            self._note_saving,
-            self._progress.trace,
-        )
-        sources = [stage.name for stage in plan.sources if stage.component in components]
-
-        def save(step: int, produced: Mapping[str, int]) -> None:
-            writer.save(step, {name: produced[name] for name in sources})
-
-        return save, writer.wait
-
-    def _note_saving(self) -> None:
-        self._progress.enter(Activity.SAVING, -1, perf_counter())
+        writer = CheckpointWriter(self._run, group, rank, states, self._journal, options, self._progress)
+        return {"save": writer.save, "wait_for_save": writer.wait}
 
     def report_fault(self, error: Exception | SystemExit) -> None:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
-        stage, step = self._loop.at if self._loop else ("", None)
+        stage, step = self._loop.state.at if self._loop else ("", None)
         self._progress.trace.end()
         known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
         if not sys.stderr.isatty():  # on a terminal the launcher shows it
@@ -355,12 +336,14 @@ class Worker:
         line = bounded(redact(line, known), MAX_LINE)
         text = bounded(redact_traceback(text, known), MAX_TEXT)
         doing = "" if stage else self._doing
+        # If this rank has called collectives since its last step, peers that called others may be the cause.
+        record = self._progress.record
         lost = error.job_rank if isinstance(error, PeerLost) else None
         peer: dict[str, Any] = (
             {"peer": self._plan.group_and_rank(lost)} if self._plan and lost is not None else {}
         )
-        if self._loop:
-            self._journal.write_metrics(self._loop.unfinished)  # a wrong number may be the cause
+        if self._loop and stage:  # the report of an ended step has been written
+            self._journal.write_metrics(self._loop.state.report)  # a wrong number may be the cause
         self._journal.write(
             "fault",
             step=step,
@@ -370,17 +353,11 @@ class Worker:
             lost=is_lost(error),
             doing=doing,
             **peer,
-            **self._collectives(),
+            **({"progress": record.to_message()} if record.calls else {}),
         )
         if self._data_plane and isinstance(error, PeerLost):
             with suppress(OSError):  # peers without this message detect the loss themselves
                 self._data_plane.announce_loss(error)
-
-    def _collectives(self) -> dict[str, Any]:
-        """Returns the progress record for a `fault` event, if this rank has called collectives since its last
-        step: peers that called others may be the cause."""
-        record = self._progress.record
-        return {"progress": record.to_message()} if record.calls else {}
 
 
 def _described(error: Exception | SystemExit) -> tuple[str, str]:
@@ -438,18 +415,10 @@ def samples_after(plan: Plan, step: int) -> dict[str, int]:
     return {stage.name: step // stage.every * stage.samples for stage in plan.sources if not stage.when}
 
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A component with state for a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any], /) -> Any: ...
-
-
 STATE_METHODS = ("state_dict", "load_state_dict")
 
 
-def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, Stateful]:
+def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, Any]:
     """Returns the components with state in a checkpoint, in the order of the recipe.
 
     Raises `ComponentError` for a component that has only one of the two methods.
@@ -460,7 +429,7 @@ def stateful(plan: Plan, components: Mapping[str, Component]) -> dict[str, State
         if len(offered) == 1:
             [absent] = {*STATE_METHODS} - {*offered}
             raise ComponentError(f"`{name}` has `{offered[0]}` and no `{absent}`: its state would be lost")
-    return {name: component for name, component in kept.items() if isinstance(component, Stateful)}
+    return {name: component for name, component in kept.items() if hasattr(component, STATE_METHODS[0])}
 
 
 def is_lost(error: BaseException, depth: int = 20) -> bool:

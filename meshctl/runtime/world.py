@@ -357,11 +357,7 @@ def connect_again(data_plane: DataPlane, store: Store, job_ranks: Sequence[int],
 def _own_address(store: Store) -> str:
     """Returns the IP address from which this worker reaches the launcher; loopback for a store without a
     network."""
-    if isinstance(store, StoreClient):
-        return address_towards(*split(store.address))
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return address_towards(store.host, store.port) if isinstance(store, TCPStore) else "127.0.0.1"
+    return address_towards(*split(store.address)) if isinstance(store, StoreClient) else "127.0.0.1"
 
 
 def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> None:

@@ -15,6 +15,7 @@ them, their home) and that are hidden from endpoints.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -90,15 +91,6 @@ IDS, DEPTH, MOST = MARK + "ids", MARK + "group_depth", MARK + "most"
 """Names of the entries of a TensorDict for a batch's ids, `group_depth` and `most`."""
 
 
-def _as_tensor(column: Any) -> Any:
-    """Returns the tensor that shares the memory of a numpy array; the column itself where torch lacks its
-    dtype, such as that of texts."""
-    try:
-        return torch.as_tensor(column)
-    except TypeError:
-        return column
-
-
 class Batch:
     """Named columns of the same samples."""
 
@@ -119,7 +111,9 @@ class Batch:
         self._columns: dict[str, Column] = {}
         sizes: list[int] = []
         for name, column in columns.items():
-            column = _as_tensor(column) if hasattr(column, "__array__") else column
+            if hasattr(column, "__array__"):  # torch lacks some dtypes of numpy, such as those of texts
+                with suppress(TypeError):
+                    column = torch.as_tensor(column)
             if isinstance(column, Tensor):
                 if not column.ndim:
                     raise BatchError(f"column {name!r} has no sample dim")
@@ -284,15 +278,13 @@ class Batch:
         """Returns the rows from `start` to `stop`, as views of this batch's memory."""
         if (start, stop) == (0, len(self)):
             return self
-        return self._with(
-            {name: _between(column, start, stop) for name, column in self._columns.items()},
-            self._ids_between(start, stop),
-        )
-
-    def _ids_between(self, start: int, stop: int) -> Tensor | Grid:
+        columns: dict[str, Column] = {
+            name: column.between(start, stop) if isinstance(column, Ragged) else column[start:stop]
+            for name, column in self._columns.items()
+        }
         if self._grid is not None and len(self._grid.shape) == 1 and start < stop:
-            return Grid(self._grid.start + start, (stop - start,))
-        return self.ids[start:stop]
+            return self._with(columns, Grid(self._grid.start + start, (stop - start,)))
+        return self._with(columns, self.ids[start:stop])
 
     def where(self, mask: Tensor | Sequence[bool]) -> Batch:
         """Returns the samples whose mask is true."""
@@ -477,10 +469,6 @@ def _moved(column: Column, device: torch.device | str) -> Column:
     if isinstance(column, Ragged):
         return Ragged(column.values.to(device), column.offsets.to(device))
     return column.to(device) if isinstance(column, Tensor) else column
-
-
-def _between(column: Column, start: int, stop: int) -> Column:
-    return column.between(start, stop) if isinstance(column, Ragged) else column[start:stop]
 
 
 def _take(column: Column, rows: list[int]) -> Column:

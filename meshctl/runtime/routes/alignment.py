@@ -27,7 +27,7 @@ class Assignment:
     @cached_property
     def keys(self) -> list[tuple[object, ...]]:
         """One key per part; equal keys mean equal samples in the same order."""
-        return [self.step.key_of(part) for part in range(len(self.step.partition.parts))]
+        return [*map(self.step.table.key_of, self.step.partition.parts)]
 
     @cached_property
     def ids(self) -> dict[int, list[Id]]:

@@ -193,10 +193,13 @@ class Channel:
         return ProducerHeader(value=value, weight=weight)
 
     def _send_parts(self, header: StepHeader, table: Sequence[bytes], value: Any) -> None:
-        """Sends the samples that this rank holds, and the headers for the parts that it leads."""
+        """Sends the headers for the parts that this rank leads, with the samples that it holds of them, and
+        then those of other parts, whose frames other producers may lay out."""
         assert self._me is not None
-        for sent in header.sent_by(self._me, self._led):
-            part, leading = sent.part, table if sent.is_leader else None
+        producers = header.partition.producers
+        others = [part for part, some in enumerate(producers) if self._me in some and part not in self._led]
+        for part in (*self._led, *others):
+            leading = table if part in self._led else None
             frame: list[Any] = [self._generation, header.digest, leading, None]
             if not isinstance(value, Batch):
                 self._send_frame(part, frame)

@@ -162,7 +162,7 @@ class ResumableWeights(WeightChannel):
     def _begin(self, plan: SyncPlan) -> None:
         super()._begin(plan)
         if self._transport.context.restartable:
-            frames = (self._lag + 3) * self._buckets.slots(self._lag + 1)
+            frames = (self._lag + 3) * self._slots(self._lag + 1)
             self._transport.allow(self._tag + VALUES, frames)
 
     def send(self, value: Weights | None, step: int) -> None:
@@ -181,7 +181,7 @@ class ResumableWeights(WeightChannel):
         for step, kept in dict(self.other.kept).items():  # the last ones of each step
             if step >= version:
                 self.last_sent, self._local, self._unsent = step, kept, deque(self._sends)
-                self._send_until(len(self._buckets.all))
+                self._send_until(len(self._buckets))
         self.last_sent, self._local, self._unsent = running
 
     def begin_after(self, generation: int, step: int, versions: Sequence[int], rows: list[Any]) -> None:

@@ -101,10 +101,6 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def row_bytes(dtype: str, shape: Sequence[int]) -> int:
-    return prod(shape) * dtype_of(dtype).itemsize
-
-
 def lengths_of(batch: Batch) -> dict[str, Tensor]:
     """Returns the row lengths of the ragged columns that can be laid out."""
     return {
@@ -181,7 +177,8 @@ def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
         return
     index: Tensor | None = None
     has_tensors = any(isinstance(column, Tensor) for column in target.columns.values())
-    if has_tensors and len(ranges) > 1 and _are_neighbours(ranges):
+    are_neighbours = all(one.at + len(one) == other.at for one, other in pairwise(ranges))
+    if has_tensors and len(ranges) > 1 and are_neighbours:
         index = row_index([(each.start, each.stop) for each in ranges])
     whole = [(each.at, each.start, each.stop) for each in ranges]
     spans: dict[tuple[int, int], Spans] = {}
@@ -196,11 +193,6 @@ def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:
             _copy_rows(column.values, given.values.detach(), spans[alike])
         elif isinstance(column, Tensor):
             _copy_rows(column, given.detach(), whole, index)
-
-
-def _are_neighbours(ranges: Sequence[RowRange]) -> bool:
-    """Returns whether the rows go to neighbouring rows of the target."""
-    return all(one.at + len(one) == other.at for one, other in pairwise(ranges))
 
 
 def _spans(target: Ragged, source: Ragged, ranges: Sequence[RowRange]) -> Spans:

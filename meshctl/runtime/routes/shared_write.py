@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
-from meshctl.runtime.routes.rows import RowRange, Schema, empty_like, fill, row_bytes
+from meshctl.runtime.routes.rows import RowRange, Schema, dtype_of, empty_like, fill
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
@@ -43,7 +44,7 @@ class SharedWrite:
         if not self._can_write(part, producers):
             return None
         schema = header.schema_of(part)
-        return schema if schema and needs_copy(header, part, schema, SHARED_PART_MIN_BYTES) else None
+        return schema if schema and _needs_copy(header, part, schema) else None
 
     def _can_write_together(self, part: int, producers: tuple[int, ...]) -> bool:
         """Returns whether some producers, the leader of a part and all of its consumers are on one node and
@@ -70,7 +71,13 @@ class SharedWrite:
             written = _fill(laid_out, value, ranges)
             self._transport.send(readers, self._tag + VALUES, Frame(content))
             return written
-        frame = Frame([*content[:3], _laid_out(header, part, schema)])
+        ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]
+        lengths, rows = (
+            {name: header.lengths_of(part, name) for name in ragged},
+            header.partition.counts[part],
+        )
+        batch = empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
+        frame = Frame([*content[:3], batch])
         others = [other for other in header.partition.producers[part] if other != me]
         writers = [job_rank(self._producers[other]) for other in others]
         lease = self._transport.lay_out(readers, self._tag, frame, writers, tag)
@@ -82,13 +89,6 @@ class SharedWrite:
         return [*map(self._context.consumer.job_rank, self._consumers.ranks[part])]
 
 
-def _laid_out(header: StepHeader, part: int, schema: Schema) -> Batch:
-    """Returns the batch of a part, whose columns have no values yet."""
-    lengths = {name: header.lengths_of(part, name) for name, (kind, *_) in schema.items() if kind == "ragged"}
-    rows = header.partition.counts[part]
-    return empty_like(schema, rows, lengths, header.ids_of(part), header.table.group_depth)
-
-
 def _fill(frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> int:
     """Copies rows of a batch to their places in a frame, and returns their approximate bytes."""
     if not ranges:
@@ -98,17 +98,17 @@ def _fill(frame: Tensor, value: Batch, ranges: Sequence[RowRange]) -> int:
     return sum(map(len, ranges)) * len(frame) // max(1, len(whole))
 
 
-def needs_copy(header: StepHeader, part: int, schema: Schema, min_bytes: int) -> bool:
-    """Returns whether at least `min_bytes` of a part must be copied because its consumers cannot map the
-    columns as they are."""
+def _needs_copy(header: StepHeader, part: int, schema: Schema) -> bool:
+    """Returns whether many bytes of a part must be copied because its consumers cannot map the columns as
+    they are."""
     copied = 0
     for name, (kind, dtype, shape) in schema.items():
-        row = row_bytes(dtype, shape)
+        row = prod(shape) * dtype_of(dtype).itemsize
         if kind == "ragged":
             copied += row * int(header.lengths_of(part, name).sum())
         elif not _can_be_mapped(header, part, name, row):
             copied += row * header.partition.counts[part]
-        if copied >= min_bytes:
+        if copied >= SHARED_PART_MIN_BYTES:
             return True
     return False
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,14 +33,6 @@ MAX_RUNS_SENT = 1 << 10
 """Parts of more runs in all are not sent to consumers."""
 MIN_ROWS_PER_RUN = 16
 """Runs that have at least this number of rows on average are sliced, however many there are."""
-
-
-class SentPart(NamedTuple):
-    """A part for which one producer sends something."""
-
-    part: int
-    is_leader: bool
-    """True if the producer sends the headers to the part's consumers."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +90,6 @@ class StepHeader:
     @cached_property
     def table(self) -> SampleTable:
         return table_of(self.headers)
-
-    def key_of(self, part: int) -> tuple[object, ...]:
-        """Returns a key of the samples of a part, in their order."""
-        return self.table.key_of(self.partition.parts[part])
-
-    def sent_by(self, producer: int, led: Sequence[int]) -> list[SentPart]:
-        """Returns what a producer sends: something for the parts in `led`, to whose consumers it sends the
-        headers, and then for other parts of which it holds rows, whose frames other producers may lay out."""
-        producers = self.partition.producers
-        found = [SentPart(part, True) for part in led]
-        others = [part for part, some in enumerate(producers) if producer in some and part not in led]
-        return found + [SentPart(part, False) for part in others]
 
     def schema_of(self, part: int) -> Mapping[str, Sequence[Any]] | None:
         """Returns the columns of a part that has samples, where all of its producers have the same ones and

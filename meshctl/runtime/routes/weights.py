@@ -40,7 +40,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meshctl.dataclass import dataclass
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.routes import sync_plan
 from meshctl.runtime.routes.end import (
@@ -80,56 +79,6 @@ class _Message(NamedTuple):
     checksums: Sequence[int]
     """The checksum of its part of each item; empty if this sync has no checksums."""
     tensors: Sequence[Tensor]
-
-
-@dataclass(frozen=True)
-class _Buckets:
-    """The buckets of a sync, and the paths by which they travel."""
-
-    context: RouteContext
-    plan: SyncPlan
-    all: Sequence[Bucket]
-
-    @classmethod
-    def of(cls, context: RouteContext, plan: SyncPlan) -> _Buckets:
-        def distance(producer: int, consumers: tuple[int, ...]) -> int:
-            first = consumers[0]
-            if len(consumers) == 1 and context.producer.job_rank(producer) == context.consumer.job_rank(
-                first
-            ):
-                return 0
-            return 1 if context.producer.node_of(producer) == context.consumer.node_of(first) else 2
-
-        sizes = MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
-        return cls(context, plan, plan.buckets(context.consumer.node_of, distance, *sizes))
-
-    def slots(self, lag: int) -> int:
-        """Returns how many frames of one producer may wait for one consumer; the same on every rank."""
-        if not lag:
-            return 1
-        frames = Counter[tuple[int, int]]()
-        kinds = Counter((bucket.producers, bucket.consumers) for bucket in self.all)
-        for (producers, consumers), count in kinds.items():
-            frames.update(dict.fromkeys(product(producers, consumers), count))
-        return (lag + 1) * max(frames.values(), default=1)
-
-    def readers(self, bucket: Bucket) -> list[int]:
-        """Returns the job ranks of a bucket's consumers."""
-        return [self.context.consumer.job_rank(consumer) for consumer in bucket.consumers]
-
-    def is_shared(self, bucket: Bucket) -> bool:
-        """Returns whether the producers of a bucket write one frame: where they and its consumers share
-        memory, and tensors do not go from device to device without it."""
-        if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES or self.context.is_resumable:
-            return False
-        device_type = self.context.producer.device_type
-        if device_type == self.context.consumer.device_type and device_type in DEVICES:
-            return False
-        node = self.context.consumer.node_of(bucket.consumers[0])
-        if any(self.context.producer.node_of(producer) != node for producer in bucket.producers):
-            return False
-        writers = [self.context.producer.job_rank(producer) for producer in bucket.producers]
-        return self.context.transport.shares_memory([*self.readers(bucket), *writers])
 
 
 class WeightChannel:
@@ -183,17 +132,19 @@ class WeightChannel:
 
     def _begin(self, plan: SyncPlan) -> None:
         """Prepares for syncs by a plan."""
-        self._plan, self._buckets = plan, _Buckets.of(self._context, plan)
+        sizes = MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
+        self._plan = plan
+        self._buckets = plan.buckets(self._context.consumer.node_of, self._distance, *sizes)
         self._local: dict[str, Tensor] = {}
         self._unsent: deque[int] = deque()
         """The buckets of the current step that this rank has not sent yet, by number."""
         self._index()
-        self._transport.reserve(self._tag, self._buckets.slots(self._lag))
+        self._transport.reserve(self._tag, self._slots(self._lag))
 
     def _index(self) -> None:
         """Finds the numbers of the buckets that this rank sends, and of those that it receives."""
         produces, consumes = self.row is not None, self._wanted_of is not None
-        buckets, producer, consumer = self._buckets.all, self._context.rank, self._context.consumer_rank
+        buckets, producer, consumer = self._buckets, self._context.rank, self._context.consumer_rank
         self._sends = [
             number for number, bucket in enumerate(buckets) if produces and producer in bucket.producers
         ]
@@ -208,6 +159,40 @@ class WeightChannel:
         ends = accumulate(begins[name] for name in self._plan.parameters)
         self._last_bucket = {name: count - 1 for name, count in zip(self._plan.parameters, ends, strict=True)}
         """Parameter -> the last bucket that begins with it or with one before it."""
+
+    def _distance(self, producer: int, consumers: tuple[int, ...]) -> int:
+        ours, theirs, first = self._context.producer, self._context.consumer, consumers[0]
+        if len(consumers) == 1 and ours.job_rank(producer) == theirs.job_rank(first):
+            return 0
+        return 1 if ours.node_of(producer) == theirs.node_of(first) else 2
+
+    def _slots(self, lag: int) -> int:
+        """Returns how many frames of one producer may wait for one consumer; the same on every rank."""
+        if not lag:
+            return 1
+        frames = Counter[tuple[int, int]]()
+        kinds = Counter((bucket.producers, bucket.consumers) for bucket in self._buckets)
+        for (producers, consumers), count in kinds.items():
+            frames.update(dict.fromkeys(product(producers, consumers), count))
+        return (lag + 1) * max(frames.values(), default=1)
+
+    def _readers(self, bucket: Bucket) -> list[int]:
+        """Returns the job ranks of a bucket's consumers."""
+        return [self._context.consumer.job_rank(consumer) for consumer in bucket.consumers]
+
+    def _is_shared(self, bucket: Bucket) -> bool:
+        """Returns whether the producers of a bucket write one frame: where they and its consumers share
+        memory, and tensors do not go from device to device without it."""
+        context, device_type = self._context, self._context.producer.device_type
+        if len(bucket.producers) < 2 or bucket.nbytes < SHARED_WRITE_MIN_BYTES or context.is_resumable:
+            return False
+        if device_type == context.consumer.device_type and device_type in DEVICES:
+            return False
+        node = context.consumer.node_of(bucket.consumers[0])
+        if any(context.producer.node_of(producer) != node for producer in bucket.producers):
+            return False
+        writers = map(context.producer.job_rank, bucket.producers)
+        return self._transport.shares_memory([*self._readers(bucket), *writers])
 
     def close(self, last: int) -> None:
         """Forgets the steps after `last`, which not all ranks had begun. So all ranks send again at the next
@@ -235,13 +220,13 @@ class WeightChannel:
         self._local = {name: local_of(tensor) for name, tensor in value.items()}
         self._unsent = deque(self._sends)
         if self._lag or self._wanted_of is None:
-            self._send_until(len(self._buckets.all))
+            self._send_until(len(self._buckets))
 
     def _send_until(self, number: int) -> None:
         """Sends this rank's unsent buckets up to the bucket `number`, which is included."""
         try:
             while self._unsent and self._unsent[0] <= number:
-                self._send_bucket(self._buckets.all[self._unsent.popleft()])
+                self._send_bucket(self._buckets[self._unsent.popleft()])
         except BuffersHeld as held:
             raise self._buffers_held(held) from None
         if not self._unsent:
@@ -258,7 +243,7 @@ class WeightChannel:
         sums = [checksum(tensor) for tensor in own] if has_checksums else []
         self.bytes_sent += sum(tensor.nbytes for tensor in own)
         head = [self._generation, self.last_sent, sums]
-        if not self._buckets.is_shared(bucket):
+        if not self._is_shared(bucket):
             for job_ranks in self._context.destinations(me, bucket.consumers):
                 frame = self._transport.frame(job_ranks, [*head, own])
                 self._transport.send(job_ranks, self._tag + VALUES, frame)
@@ -268,7 +253,7 @@ class WeightChannel:
             self._transport.deliver(lease)
         else:
             _fill(self._invited(bucket), bucket, parts, own)
-            self._transport.send(self._buckets.readers(bucket), self._tag + VALUES, Frame([*head, []]))
+            self._transport.send(self._readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
     def _lay_out(self, bucket: Bucket, head: list[Any]) -> Lease:
         """Leases the frame of a bucket, and lets the other producers write to it."""
@@ -278,7 +263,7 @@ class WeightChannel:
         ]
         frame = Frame([*head, empty])
         others = [self._context.producer.job_rank(each) for each in bucket.producers if each != bucket.leader]
-        readers, tag = self._buckets.readers(bucket), self._tag + SHARED_WRITE
+        readers, tag = self._readers(bucket), self._tag + SHARED_WRITE
         return self._transport.lay_out(readers, self._tag, frame, others, tag)
 
     def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
@@ -308,7 +293,7 @@ class WeightChannel:
             tensors = [self._tensor(name, shard, version, opened)]
             self._send_until(self._last_bucket[name])  # loading it may wait for the other consumers' copies
             yield name, tensors.pop()
-        self._send_until(len(self._buckets.all))
+        self._send_until(len(self._buckets))
         self._pending.popleft()
 
     def _tensor(self, name: str, shard: Shard, version: int, opened: dict[int, list[Arrived]]) -> Tensor:
@@ -318,7 +303,7 @@ class WeightChannel:
         for number, at in self._items.get(name, ()):
             if number not in opened:
                 self._send_until(number)
-                opened[number] = self._open_bucket(self._buckets.all[number], version)
+                opened[number] = self._open_bucket(self._buckets[number], version)
             arrived, opened[number][at] = opened[number][at], []
             if at == len(opened[number]) - 1:
                 del opened[number]
@@ -338,7 +323,7 @@ class WeightChannel:
 
     def _open_bucket(self, bucket: Bucket, version: int) -> list[Arrived]:
         """Receives a bucket. Returns the tensors of each of its items."""
-        is_shared = self._buckets.is_shared(bucket)
+        is_shared = self._is_shared(bucket)
         producers = list(bucket.producers)
         if is_shared:
             producers.sort(key=lambda producer: producer != bucket.leader)

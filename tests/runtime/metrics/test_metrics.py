@@ -19,8 +19,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
-from meshctl.runtime.metrics.memory_use import memory
-from meshctl.runtime.metrics.stage_metrics import PhaseMetrics, StageMetrics
+from meshctl.runtime.metrics.stage_metrics import PhaseMetrics, StageMetrics, memory
 from meshctl.runtime.progress import WaitTimes
 from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from meshctl.topology.mesh import DeviceMesh
