@@ -178,21 +178,6 @@ def loader_and_random_numbers(rank: int) -> None:
 
 
 @check
-def what_differs_along_tp_only_is_kept_where_dp_changes(rank: int) -> None:
-    mesh, moved = DP_TP.at(rank), FSDP_TP.at(rank)
-    state = {"noise": torch.full((3,), mesh.dim_rank("tp")), "step": 4, "part": f"tp {mesh.dim_rank('tp')}"}
-    save(folder("tp"), "actor", state, mesh)
-    assert varying("tp").values == {"noise": ("tp",), "part": ("tp",)}
-    expected = {
-        "noise": torch.full((3,), moved.dim_rank("tp")), "step": 4, "part": f"tp {moved.dim_rank('tp')}"
-    }  # fmt: skip
-    assert same(load(folder("tp"), "actor", {}, moved), expected)
-    assert "cannot be loaded with tp 1: `noise` and `part` differ along `tp`" in refusal(
-        "tp", {}, DP.at(rank)
-    )
-
-
-@check
 def equal_state_is_stored_once_and_loaded_on_every_mesh(rank: int) -> None:
     state = {"w": torch.arange(6.0), "nan": torch.tensor(float("nan")), "n": {"a": [1, 2]}}
     save(folder("equal"), "actor", state, DP.at(rank))
@@ -229,14 +214,6 @@ def stages_of_a_pipeline_are_merged(rank: int) -> None:
     assert same(load(folder("pp"), "actor", {}, mesh), state)
     own = {key: torch.zeros(2, dtype=torch.int64) for key in layers} | dict.fromkeys(rates, 0.0)
     assert same(load(folder("pp"), "actor", own, DP.at(rank)), {**layers, **rates})
-
-
-@check
-def lists_of_different_lengths_differ(rank: int) -> None:
-    state = {"pending": [torch.tensor(number) for number in range(rank)]}
-    save(folder("lists"), "actor", state, DP.at(rank))
-    assert same(load(folder("lists"), "actor", {}, DP.at(rank)), state)
-    assert "`pending` differs along `dp`" in refusal("lists", {"pending": []}, DP_TP.at(rank))
 
 
 @check
@@ -336,15 +313,6 @@ def ranks_that_get_other_data_do_not_get_the_state_of_a_rank(rank: int) -> None:
     save(folder("views"), "actor", {"position": rank}, DP.at(rank))
     moved = DeviceMesh.from_sizes(dp_size=4, ulysses_size=2).at(rank)
     assert "saved with ulysses 1 and cannot be loaded with ulysses 2" in refusal("views", {}, moved)
-
-
-@check
-def a_second_save_of_a_step_replaces_the_first(rank: int) -> None:
-    save(folder("again"), "actor", {"n": rank, "t": torch.tensor(rank)}, DP.at(rank))
-    state = {"n": 7, "t": torch.tensor(7)}
-    save(folder("again"), "actor", state, TP.at(rank))
-    assert varying("again") == VaryingState()
-    assert same(load(folder("again"), "actor", {}, DP_TP.at(rank)), state)
 
 
 @check

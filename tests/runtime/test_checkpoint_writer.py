@@ -14,6 +14,7 @@ from meshctl.run.directory import RunDir
 from meshctl.run.events import Follower, Journal
 from meshctl.runtime.checkpoint import load
 from meshctl.runtime.checkpoint_writer import CheckpointWriter
+from meshctl.runtime.progress import Progress
 from meshctl.topology.mesh import DeviceMesh
 from tests.hang import HANG_S
 
@@ -25,7 +26,9 @@ def writer_of(
 ) -> CheckpointWriter:
     states = {"actor": (lambda: {"w": weight}, ALONE)}
     journal = Journal(run.journal("train-0"), "train", 0)
-    return CheckpointWriter(run, "train", 0, states, journal, options, advanced.set)
+    progress = Progress()
+    progress.enter = lambda *_: advanced.set()  # type: ignore[method-assign]
+    return CheckpointWriter(run, "train", 0, states, journal, options, progress)
 
 
 def names(run: RunDir) -> list[tuple[str, int | None]]:

@@ -39,6 +39,11 @@ ENVIRON = {
 }
 
 
+def worker_of(run: RunDir) -> Worker:
+    env = WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0))
+    return Worker(env, run, Journal(run.journal("train-0"), "train", 0))
+
+
 def test_secrets_of_a_group_are_not_shown() -> None:
     assert set(secrets_of(PLAN, "train", ENVIRON)) == {
         "written-out",
@@ -56,11 +61,7 @@ def test_a_fault_and_its_log_contain_no_secret(
     for name, value in ENVIRON.items():
         monkeypatch.setenv(name, value)
     run = RunDir(tmp_path)
-    worker = Worker(
-        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
-        run,
-        Journal(run.journal("train-0"), "train", 0),
-    )
+    worker = worker_of(run)
     worker._plan = PLAN
     try:
         raise ValueError(
@@ -107,11 +108,7 @@ def test_any_exception_is_reported_as_itself_and_in_few_lines(
     error: Exception, shown: str, tmp_path: Path
 ) -> None:
     run = RunDir(tmp_path)
-    worker = Worker(
-        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
-        run,
-        Journal(run.journal("train-0"), "train", 0),
-    )
+    worker = worker_of(run)
     try:
         raise error
     except Exception as raised:
@@ -135,10 +132,6 @@ def test_the_traceback_of_a_failed_import_begins_in_the_imported_file(
 
 def test_a_worker_that_has_read_no_plan_reports_its_fault_all_the_same(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    worker = Worker(
-        WorkerEnv(run.plan, "train", 0, "localhost:1", 0, Control("localhost:2", "", 0)),
-        run,
-        Journal(run.journal("train-0"), "train", 0),
-    )
+    worker = worker_of(run)
     worker.report_fault(FileNotFoundError("plan.json"))
     assert json.loads(run.journal("train-0").read_text())["value"]["error"] == "FileNotFoundError: plan.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 from time import perf_counter
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 from meshctl.engines.node.progress import POLL_S, Records, recorded_workers
 from meshctl.plan.model import Plan
 from meshctl.run.progress import DIGESTS, RECORD_BYTES, ROWS, VARIABLE, Activity, Calls, Record
-from meshctl.runtime.progress import Form, Progress, call_site
+from meshctl.runtime.progress import Form, Progress
 from tests.runtime.plans import call, plan
 
 SUM = ("all_reduce", "sum", torch.float32, 4)
@@ -85,14 +84,6 @@ def test_a_collective_that_raises_stays_in_the_record() -> None:
     assert progress.record.collective == "actor:dp"
 
 
-def test_operations_inside_of_an_operation_are_part_of_it() -> None:
-    progress = Progress()
-    calls = progress.calls_of("actor:dp")
-    with calls.call(("barrier",)), calls.call(SUM):
-        assert progress.record.operation == "barrier"
-    assert progress.end_step()["actor:dp"]["count"] == 1
-
-
 def test_counts_and_digests_begin_anew_with_each_step() -> None:
     progress = Progress()
     calls = progress.calls_of("actor:dp")
@@ -149,12 +140,6 @@ def test_process_groups_without_room_are_counted_and_not_recorded() -> None:
             pass
     assert len(progress.record.calls) == ROWS
     assert len(progress.end_step()) == ROWS + 2
-
-
-def test_the_call_site_is_in_the_users_code() -> None:
-    name, data = call_site(sys._getframe())
-    assert name.rpartition(":")[0].endswith("test_progress.py")
-    assert data.rstrip(b"\0").decode() == name
 
 
 def test_the_node_process_reads_what_stands() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ class FlakySource(Source):
 
 
 def run(
-    learner: Component, source: Component | None = None, ranks: int = 1, group: str = "b"
+    learner: Callable[[], Component], source: Component | None = None, ranks: int = 1, group: str = "b"
 ) -> in_process.Outcome:
     """`group` is that of the learner; the source is in `a`, which has one worker."""
     job = plan(
@@ -75,7 +76,7 @@ def run(
         [call("batch", "source.next", samples=4), call("update", "learner.update", "batch", collect="mean")],
         steps=3,
     )
-    return in_process.run(job, lambda name, rank: (source or Source()) if name == "source" else learner)
+    return in_process.run(job, lambda name, rank: (source or Source()) if name == "source" else learner())
 
 
 def named(outcome: in_process.Outcome, name: str) -> list[Event]:
@@ -84,7 +85,7 @@ def named(outcome: in_process.Outcome, name: str) -> list[Event]:
 
 def test_a_failed_call_is_repeated_with_its_arguments_and_counted() -> None:
     drawn: list[Any] = []
-    outcome = run_two(drawn, failures=2)
+    outcome = run(lambda: Flaky(2, drawn), ranks=2)
     assert not outcome.faults
     assert Counter((step, rank) for step, rank, _ in drawn) == {
         (step, rank): 3 if (step, rank) == (2, 1) else 1 for step in (1, 2, 3) for rank in (0, 1)
@@ -101,39 +102,31 @@ def test_a_failed_call_is_repeated_with_its_arguments_and_counted() -> None:
     assert len(logged) == 6
 
 
-def run_two(drawn: list[Any], failures: int) -> in_process.Outcome:
-    job = plan(
-        {"a": 1, "b": 2},
-        {"source": ("a", {}), "learner": ("b", {})},
-        [call("batch", "source.next", samples=4), call("update", "learner.update", "batch", collect="mean")],
-        steps=3,
-    )
-    return in_process.run(job, lambda name, rank: Source() if name == "source" else Flaky(failures, drawn))
-
-
 def test_the_last_exception_ends_the_run() -> None:
     drawn: list[Any] = []
-    outcome = run_two(drawn, failures=3)
+    outcome = run(lambda: Flaky(3, drawn), ranks=2)
     assert any(isinstance(error, ConnectionError) for error in outcome.faults.values())
     assert len([one for one in drawn if one[:2] == (2, 1)]) == 3
 
 
 def test_random_numbers_are_the_same_in_each_repetition() -> None:
     drawn: list[Any] = []
-    outcome = run(Drawing(1, drawn), group="a")  # workers are threads here, and would share torch's generator
+    outcome = run(
+        lambda: Drawing(1, drawn), group="a"
+    )  # workers are threads here, and would share torch's generator
     assert not outcome.faults
     assert drawn[0] == drawn[1] and len(set(drawn)) == 3
 
 
 def test_a_source_may_be_called_again() -> None:
     drawn: list[Any] = []
-    outcome = run(Flaky(0, drawn), FlakySource(3))
+    outcome = run(lambda: Flaky(0, drawn), FlakySource(3))
     assert not outcome.faults and len(named(outcome, "retried")) == 3
     assert [x for _, _, x in drawn] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_a_call_that_wrote_into_its_arguments_is_not_repeated() -> None:
-    [error] = run(Writing(0, [])).faults.values()
+    [error] = run(lambda: Writing(0, [])).faults.values()
     assert isinstance(error, StageError) and "wrote into column `x`" in str(error)
 
 

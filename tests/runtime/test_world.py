@@ -14,13 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed import HashStore, PrefixStore, TCPStore, distributed_c10d
+from torch.distributed import HashStore, PrefixStore, distributed_c10d
 
 from meshctl.plan.model import Plan
 from meshctl.runtime import user_modes, world
 from meshctl.runtime.devices.backend import DEVICES
 from meshctl.runtime.transports.buffers.frames import Frame
-from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.tcp.transport import TcpTransport
@@ -73,11 +72,6 @@ def at_once(*works: Callable[[], object]) -> list[str]:
     for thread in threads:
         thread.join()
     return errors
-
-
-def release(transport: DataPlane) -> None:
-    """Releases the resources of tests in which no peer sends goodbye."""
-    transport.release()
 
 
 def test_who_joins_waits_for_the_last_worker_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,23 +180,6 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
         connect_all(made, 0, store)
     (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()  # new\n")
     assert user_modes.source_digests(made, made.routes) != ours
-
-
-def test_a_job_rank_listens_on_the_address_that_reaches_the_head() -> None:
-    head = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    clients = [TCPStore("127.0.0.1", head.port, is_master=False) for _ in "12"]
-    made, found = apart(), list[DataPlane]()
-
-    def work(job_rank: int) -> None:
-        found.append(
-            connect_all(made, job_rank, PrefixStore("run/0", PrefixStore("more", clients[job_rank])))
-        )
-
-    assert at_once(partial(work, 0), partial(work, 1)) == ["", ""]
-    for transport in found:
-        way = transport.transport_to(1 - transport.job_rank)
-        assert isinstance(way, TcpTransport) and way.address.startswith("127.0.0.1 ")
-        release(transport)
 
 
 def test_a_plan_states_whether_tensors_bypass_the_cpu() -> None:

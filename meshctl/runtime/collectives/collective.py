@@ -195,17 +195,14 @@ class Collective:
         if self._group is None:
             return data[share.start : share.stop].clone()
         with self._calls.call(("reduce_scatter", op, data.dtype, data.shape)):
-            return self._reduce_scattered(data, share, op)
-
-    def _reduce_scattered(self, data: Tensor, share: range, op: Op) -> Tensor:
-        if op in BITWISE or not data.numel():
-            return self._reduced(data, op)[share.start : share.stop].clone()
-        rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
-        received = torch.empty_like(rows[0])
-        rows = rows if self._is_in_order else rows[self._order]
-        _scatter_single(received, rows.view(-1), TORCH_OPS[op], group=self._group)
-        shares = self._averaged(received, op).view((-1, *data.shape[1:]))
-        return shares[: len(share)].to(data.device, data.dtype)
+            if op in BITWISE or not data.numel():
+                return self._reduced(data, op)[share.start : share.stop].clone()
+            rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
+            received = torch.empty_like(rows[0])
+            rows = rows if self._is_in_order else rows[self._order]
+            _scatter_single(received, rows.view(-1), TORCH_OPS[op], group=self._group)
+            shares = self._averaged(received, op).view((-1, *data.shape[1:]))
+            return shares[: len(share)].to(data.device, data.dtype)
 
     def _reduced(self, data: Tensor, op: Op) -> Tensor:
         """Returns the reduced tensor, with the device and dtype in which it was reduced. It is `data` itself
@@ -226,12 +223,8 @@ class Collective:
         total = len(data)
         if total % self.size == 0:
             return data
-        longest = len(even_split(total, self.size, 0))
-        padded = data.new_zeros((self.size, longest, *data.shape[1:]))
-        for rank in range(self.size):
-            share = even_split(total, self.size, rank)
-            padded[rank, : len(share)] = data[share.start : share.stop]
-        return padded
+        shares = data.split([len(even_split(total, self.size, rank)) for rank in range(self.size)])
+        return torch.nn.utils.rnn.pad_sequence(list(shares), batch_first=True)
 
     # Gathers and scatters
 
@@ -262,17 +255,13 @@ class Collective:
         """Returns every rank's tensor, by rank, on the rank `destination`, and None on the others."""
         self._check("gather", tensor)
         destination = self._peer("gather", destination)
-        data = tensor.detach()
+        data, is_destination = tensor.detach(), self.rank == destination
         with self._calls.call(("gather", destination, data.dtype, extent(data))):
-            return self._gathered_on(destination, data)
-
-    def _gathered_on(self, destination: int, data: Tensor) -> list[Tensor] | None:
-        if self._group is None or not data.numel():
-            return [data.clone() for _ in self.ranks] if self.rank == destination else None
-        sent = _bytes(self._carried(data))
-        is_destination = self.rank == destination
-        received = [torch.empty_like(sent) for _ in self.ranks] if is_destination else None
-        dist.gather(sent, received, self.ranks[destination], group=self._group)
+            if self._group is None or not data.numel():
+                return [data.clone() for _ in self.ranks] if is_destination else None
+            sent = _bytes(self._carried(data))
+            received = [torch.empty_like(sent) for _ in self.ranks] if is_destination else None
+            dist.gather(sent, received, self.ranks[destination], group=self._group)
         if received is None:
             return None
         parts = [part.view(data.dtype).view(data.shape).to(data.device) for part in received]
@@ -290,20 +279,15 @@ class Collective:
         if self._group is None:
             return (tensors or ())[0].detach().clone()
         parts = [part.detach() for part in tensors or ()] if self.rank == source else []
-        with self._calls.call(("scatter", source)):
-            return self._scattered(parts, source)
-
-    def _scattered(self, parts: Sequence[Tensor], source: int) -> Tensor:
-        """Returns this rank's tensor of `parts`, which only the rank `source` has."""
         form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
-        shape, dtype, kind = self.broadcast_object(form, source)
-        device = parts[0].device if parts else self._received_device(kind)
-        received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
-        if not received.numel():
+        with self._calls.call(("scatter", source)):
+            shape, dtype, kind = self.broadcast_object(form, source)
+            device = parts[0].device if parts else self._received_device(kind)
+            received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
+            if received.numel():
+                order = [_bytes(self._carried(parts[number])) for number in self._order] if parts else None
+                dist.scatter(_bytes(received), order, self.ranks[source], group=self._group)
             return received.to(device)
-        order = [_bytes(self._carried(parts[number])) for number in self._order] if parts else None
-        dist.scatter(_bytes(received), order, self.ranks[source], group=self._group)
-        return received.to(device)
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
         """Sends the i-th tensor to the i-th rank. Returns the tensors that the ranks sent to this one, by
@@ -316,19 +300,16 @@ class Collective:
         if self._group is None:
             return [first.clone()]
         with self._calls.call(_form_of("all_to_all", first, uneven)):
-            return self._all_to_all(tensors, first, uneven)
-
-    def _all_to_all(self, tensors: Sequence[Tensor], first: Tensor, uneven: bool) -> list[Tensor]:
-        lengths = [len(tensor) if uneven else 1 for tensor in tensors]
-        received_lengths = lengths
-        if uneven:
-            ones = [1] * self.size
-            received_lengths = [int(length) for length in self._exchanged(torch.tensor(lengths), ones, ones)]
-        shape = first.shape[1:] if uneven else first.shape
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        counts = [length * prod(shape) for length in lengths]
-        received_counts = [length * prod(shape) for length in received_lengths]
-        parts = torch.split(self._exchanged(flat, counts, received_counts), received_counts)
+            lengths = [len(tensor) if uneven else 1 for tensor in tensors]
+            received_lengths = lengths
+            if uneven:
+                ones = [1] * self.size
+                received_lengths = [int(one) for one in self._exchanged(torch.tensor(lengths), ones, ones)]
+            shape = first.shape[1:] if uneven else first.shape
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+            counts = [length * prod(shape) for length in lengths]
+            received_counts = [length * prod(shape) for length in received_lengths]
+            parts = torch.split(self._exchanged(flat, counts, received_counts), received_counts)
         if not uneven:
             return [part.view(shape) for part in parts]
         return [part.view(length, *shape) for part, length in zip(parts, received_lengths, strict=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
-from tests import command_server
 from tests.runtime import in_process
 from tests.runtime.pipelines import Echo
 from tests.runtime.plans import call, plan
@@ -117,25 +115,10 @@ def test_what_a_batch_looks_like_as_a_tensordict() -> None:
     }
 
 
-def test_memory_is_shared_both_ways() -> None:
-    batch = whole()
-    back = Batch.from_tensordict(batch.to_tensordict())
-    assert (
-        back["x"].data_ptr() == batch["x"].data_ptr()
-        and back["rows"].values.data_ptr() == batch["rows"].values.data_ptr()
-    )
-
-
 @pytest.mark.parametrize("rows", [[2, 0], [1], []], ids=str)
 def test_samples_that_are_selected_there_are_known_here(rows: list[int]) -> None:
     cut = Batch.from_tensordict(whole().to_tensordict()[torch.tensor(rows, dtype=torch.int64)])
     assert facts(cut) == facts(whole().take(rows))
-
-
-def test_an_empty_batch() -> None:
-    none = whole().between(0, 0)
-    assert facts(Batch.from_tensordict(none.to_tensordict())) == facts(none)
-    assert facts(Batch.from_tensordict(Batch({}).to_tensordict())) == facts(Batch({}))
 
 
 def test_parts_put_together_have_room_for_all() -> None:
@@ -246,11 +229,6 @@ def test_the_library_is_named_where_it_is_not_installed(monkeypatch: pytest.Monk
         ImportError, match="needs the library tensordict, which is not installed: pip install tensordict"
     ):
         whole().to_tensordict()
-
-
-def test_nobody_loads_it_who_does_not_use_it(tmp_path: Path) -> None:
-    code = "import sys, meshctl.runtime.worker; sys.exit('tensordict' in sys.modules)"
-    assert command_server.call(tmp_path, program=code).returncode == 0
 
 
 # Endpoints

@@ -20,20 +20,6 @@ from tests.runtime.collectives.cases import given, reduced, same
 # Devices
 
 
-@pytest.mark.parametrize(
-    ("backends", "travels"),
-    [
-        ({"cpu": "gloo", "cuda": "gloo"}, {"cpu": "cpu", "cuda:1": "cpu", "mps": "cpu"}),
-        ({"cpu": "gloo", "cuda": "nccl"}, {"cpu": "cpu", "cuda:1": "cuda:1", "mps": "cpu"}),
-        ({"cuda": "nccl"}, {"cpu": "cuda:0", "cuda:1": "cuda:1"}),
-    ],
-)
-def test_where_a_tensor_travels(backends: dict[str, str], travels: dict[str, str]) -> None:
-    it = Collective(device=torch.device("cuda", 0))
-    it._backends = backends
-    assert {device: str(it._carrier(torch.device(device))) for device in travels} == travels
-
-
 def every_operation(it: Collective, device: torch.device) -> None:
     """Runs every operation. Results are on the device of the inputs."""
     assert it.device == device

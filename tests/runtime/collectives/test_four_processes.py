@@ -220,22 +220,6 @@ def _grad(tensor: Tensor) -> Tensor:
 
 
 @check
-def the_process_group_is_torch_s(rank: int) -> None:
-    for dims, it in zip(ASKED, collectives(rank), strict=True):
-        assert (it.group is None) == (it.size == 1), dims
-        if it.group is not None:
-            assert dist.get_process_group_ranks(it.group) == sorted(it.ranks)
-
-
-@check
-def shares_gathered_are_the_whole(rank: int) -> None:
-    for it in collectives(rank):
-        tensor = given(rank, torch.float32, (7, 2))
-        joined = it.all_gather_joined(it.reduce_scatter(tensor), uneven=True)
-        same(joined, it.all_reduce(tensor.clone()))
-
-
-@check
 def all_to_all(rank: int) -> None:
     for it, dtype in cases(rank, (*DTYPES, torch.uint64)):
         for shape in SHAPES:
@@ -306,12 +290,6 @@ def halves_are_summed_in_32_bits(rank: int) -> None:
         it.all_reduce(torch.tensor(40000.0).half(), "mean"), torch.tensor(40000.0).half()
     )  # their sum is no half
     same(it.all_reduce(torch.tensor([256.0, 1.0, 1.0, 1.0][rank]).bfloat16()), torch.tensor(259.0).bfloat16())
-
-
-@check
-def barrier(rank: int) -> None:
-    for it in collectives(rank):
-        it.barrier()
 
 
 @check

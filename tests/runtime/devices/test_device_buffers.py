@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,23 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed import FileStore
 
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.devices.backend import DeviceError
-from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.devices.nccl import PairTransfers
 from meshctl.runtime.transports.buffers import buffer_pool
-from meshctl.runtime.transports.buffers.arena import ArenaError
 from meshctl.runtime.transports.buffers.buffer_pool import MAX_HELD
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import BuffersHeld, OutOfMemory, PeerLost
 from meshctl.runtime.transports.tcp.transport import TcpTransport
-from tests.examples import examples
 from tests.runtime.devices.accesses import KINDS, READ, Device
 from tests.runtime.devices.host_pairs import HostStreams, by_gloo
 from tests.runtime.devices.standin import Standin
@@ -289,43 +283,3 @@ def test_tensors_of_a_device_go_to_another_node_by_transfers(tmp_path: Path) -> 
     for one in closing:
         one.join()
     memory.close()
-
-
-# What is said
-
-
-@settings(max_examples=examples(80, 300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    st.lists(
-        st.one_of(
-            st.builds(
-                lambda number, size, at, nbytes, handle: (
-                    struct.pack("<qqqq", number, size, at, nbytes) + handle
-                ),
-                st.integers(-2, 3),
-                st.sampled_from([0, 1, -1, 100, 4096, 1 << 40, 2**63 - 1]),
-                st.sampled_from([0, 0, 1, 512, -512, 2**62]),
-                st.sampled_from([0, 1, -1, 100, 4096, 4097, 2**63 - 1]),
-                st.one_of(st.just(b""), st.just(b"real"), st.binary(max_size=40)),
-            ),
-            st.binary(max_size=30),
-        ),
-        max_size=6,
-    )
-)
-def test_hostile_words_are_an_error_or_a_view_of_what_is_there(words: list[bytes]) -> None:
-    theirs, ours = Standin("theirs", 0), Standin("ours", 0)
-    piece = theirs.make(4096)
-    device = DeviceBuffers(0, ours, READ, lambda job_rank, number: None)
-    try:
-        for word in words:
-            if word.endswith(b"real"):
-                word = word[:-4] + piece.handle
-            with suppress(ArenaError, DeviceError, struct.error):
-                came = device.decode(1, word, lambda number: None)
-                if isinstance(came, Tensor):
-                    came.sum()
-    finally:
-        device.close_peers([1])
-        ours.close()
-        theirs.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import replace
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -53,26 +51,6 @@ def test_a_first_frame_may_arrive_while_its_receiver_asks_for_it(monkeypatch: py
     monkeypatch.setattr(data_plane, "deque", made)
     one, two = pair()
     assert number_in(two.receive(0, 7).frame) == 5
-
-
-def test_a_send_waits_only_while_all_slots_are_full() -> None:
-    one, two = pair(slots=2)
-    sent: list[int] = []
-    waits: SimpleQueue[tuple[int, int]] = SimpleQueue()
-    one.context = replace(one.context, on_wait=lambda *wait: waits.put(wait))
-
-    def send() -> None:
-        for number in range(4):
-            one.send(1, 7, frame(number))
-            sent.append(number)
-
-    sender = in_thread(threading.Thread(target=send))
-    assert waits.get() == (1, 7) and sent == [0, 1]
-    assert number_in(two.receive(0, 7).frame) == 0
-    assert [waits.get(), waits.get()] == [(-1, -1), (1, 7)] and sent == [0, 1, 2]
-    two.receive(0, 7)
-    sender.join()
-    assert sent == [0, 1, 2, 3]
 
 
 def test_who_waits_is_notified_of_a_lost_peer() -> None:

@@ -129,26 +129,6 @@ def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(kind: str)
         assert world.results() == [True, True]
 
 
-def test_an_unread_connection_receives_goodbye_at_the_end() -> None:
-    """Its frame belongs to the step in which a stream has ended."""
-
-    def producer(worker: Worker) -> bool:
-        send_frame(worker, (1,), pattern(10, 0))
-        worker.report("sent")
-        worker.transport.close()
-        return True
-
-    def closer(worker: Worker) -> bool:
-        worker.receive()
-        worker.transport.close()
-        return True
-
-    with World(producer, closer) as world:
-        assert world.receive(0) == "sent"
-        world.notify(1)
-        assert world.results() == [True, True]
-
-
 @both
 @pytest.mark.parametrize("is_connected", [True, False])
 @pytest.mark.parametrize("has_left", [True, False])
@@ -574,17 +554,3 @@ def test_a_stopped_consumer_between_nodes_is_not_lost(monkeypatch: pytest.Monkey
         with suppress(PeerLost):
             waiting.join(HANG_S)
     plane.release()
-
-
-def test_only_sockets_to_a_near_peer_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel no longer adapts a buffer whose size was set."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sock = sockets.connected(*listener.getsockname())
-    before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    monkeypatch.setattr(sockets, "NEAR_US", -1)
-    sockets.keep_in_cache(sock)
-    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == before
-    monkeypatch.setattr(sockets, "NEAR_US", 10**9)
-    sockets.keep_in_cache(sock)
-    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * sockets.NEAR_BYTES < before
-    sock.close()
