@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,10 +56,9 @@ from meshctl.runtime.state.tree import (
     Document,
     StateTree,
     decode,
-    is_container,
-    leaves_of,
     tensors_of,
-    with_leaves,
+    values_of,
+    with_values,
 )
 from meshctl.topology.mesh import DeviceMesh
 
@@ -74,22 +73,18 @@ POSITION_FORMAT = 2
 manifest."""
 
 
-def save(folder: Path, name: str, state: object, mesh: DeviceMesh) -> list[Path]:
-    """Writes the state of a component to `folder/name`, and returns the files that this rank has written. It
-    is a collective call of all ranks of the group; `mesh` is the component's and knows this rank.
+def save(
+    folder: Path, name: str, state: object, mesh: DeviceMesh, world: Collective | None = None
+) -> list[Path]:
+    """Writes the state of a component, or a state that was taken apart, to `folder/name`, and returns the
+    files that this rank has written. It is a collective call of all ranks of the group; `mesh` is the
+    component's and knows this rank. All communication is over `world`, the collective of all ranks of the
+    group; None for that of torch's WORLD.
 
     Raises `CheckpointError` with the path and the type of a value that cannot be stored; `OSError`, or
     `CheckpointException` of torch on all ranks, if a file cannot be written.
     """
-    return save_tree(folder, name, StateTree.of(name, state), mesh)
-
-
-def save_tree(
-    folder: Path, name: str, tree: StateTree, mesh: DeviceMesh, world: Collective | None = None
-) -> list[Path]:
-    """As `save`, for a state that was taken apart. All communication is over `world`, the collective of all
-    ranks of the group; None for that of torch's WORLD."""
-    path = folder / name
+    path, tree = folder / name, state if isinstance(state, StateTree) else StateTree.of(name, state)
     found = differences(tree, mesh, world)
     varying = VaryingState.of(mesh, found.document, found.values)
     stored = _StoredNames(varying, mesh)
@@ -128,10 +123,6 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
     if reason := varying.refusal(name, mesh):
         raise CheckpointError(f"{path}: {reason}")
     return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
-
-
-def _values_in(leaves: Mapping[str, Document]) -> dict[str, Document]:
-    return {key: part for key, part in leaves.items() if not is_container(part)}
 
 
 class _StoredNames:
@@ -203,7 +194,7 @@ class _Load:
         saved it. `document` is the one that this rank has saved."""
         if self.mesh.size("pp") == 1:
             return False
-        own, saved = (sorted(_values_in(leaves)) for leaves in (self.own.leaves(), leaves_of(document)))
+        own, saved = (sorted(values_of(one)) for one in (self.own.document, document))
         rows = world_of(self.mesh).all_gather_object([own, saved])
         every_own, every_saved = ({key for row in rows for key in row[side]} for side in (0, 1))
         return every_own == every_saved and any(row[0] != row[1] for row in rows)
@@ -212,23 +203,21 @@ class _Load:
         """Returns the document of a rank of another mesh. No value differs between the saved documents, and
         each has only a part of them, as those of pipeline stages. A rank loads the values that its own
         `state_dict()` has. Raises `CheckpointError` for a value that was not saved, or that no rank loads."""
-        saved: dict[str, Document] = {}
+        values: dict[str, Document] = {}
         for document in documents:
-            saved |= leaves_of(document)
-        values, wanted = _values_in(saved), [*_values_in(self.own.leaves())]
+            values |= values_of(document)
+        wanted = [*values_of(self.own.document)]
         taken = {key for keys in world_of(self.mesh).all_gather_object(wanted) for key in keys}
         absent = [key for key in wanted if key not in values]
-        if absent or set(values) - taken:
-            self._refuse(absent, sorted(set(values) - taken))
-        return with_leaves(self.own.document, values)
-
-    def _refuse(self, absent: list[str], unused: list[str]) -> NoReturn:
-        was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document)
-        reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
-        raise CheckpointError(
-            f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different keys: "
-            f"{reason}"
-        )
+        unused = sorted(set(values) - taken)
+        if absent or unused:
+            was = " x ".join(f"{dim} {self.varying.mesh[dim]}" for dim in self.varying.document)
+            reason = f"`{absent[0]}` was not saved" if absent else f"no rank loads `{unused[0]}`"
+            raise CheckpointError(
+                f"{self.path}: the state of `{self.name}` was saved with {was}, where ranks have different "
+                f"keys: {reason}"
+            )
+        return with_values(self.own.document, values)
 
     def _targets(self, document: Document, stored: _StoredNames) -> dict[str, Tensor]:
         """Returns the tensors into which the state is loaded: the component's own where they fit, else new

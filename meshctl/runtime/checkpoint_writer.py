@@ -129,7 +129,7 @@ class CheckpointWriter:
         for name, tree, mesh in states:
             try:  # after a failure the rank still takes part in the collectives of the other components
                 with self._trace.span("checkpoint", f"write {name} of step {part.step}"):
-                    part.files += checkpoint.save_tree(part.folder, name, tree, mesh, self._world)
+                    part.files += checkpoint.save(part.folder, name, tree, mesh, self._world)
             except (OSError, dcp.CheckpointException) as error:
                 part.fail(error, part.folder / name)
         try:

@@ -3,7 +3,7 @@ the same result."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Set
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -134,7 +134,11 @@ class StreamOrder:
         self.items = tuple(self._ordered(streams))
         """The stages of a step and the gates."""
         self.asked = {
-            stream.name: self._groups_that_ask(stream, self.items[number:])
+            stream.name: frozenset(
+                group.name
+                for group in plan.groups
+                if plan.components_of(group.name) and not self._learns(group.name, stream, number)
+            )
             for number, gate in enumerate(self.items, 1)
             if isinstance(gate, Gate)
             for stream in gate.streams
@@ -153,7 +157,10 @@ class StreamOrder:
         together: list[Stage] = []
         for stream in [stage for stage in self._plan.stages if stage.name in streams]:
             needed = self._needed(stream, left.values())
-            is_unseen = any(self._can_miss(one, self._plan.group_of(stream)) for one in together)
+            group = self._plan.group_of(stream)  # whose workers may learn of the other streams' end or not
+            is_unseen = self._plan.group(group).workers > 1 and any(
+                group == self._plan.group_of(one) and not self._is_seen_by_all(one) for one in together
+            )
             if together and (needed or is_unseen):
                 items.append(Gate(tuple(together)))
                 together = []
@@ -181,24 +188,17 @@ class StreamOrder:
 
     # The groups that ask the store
 
-    def _groups_that_ask(self, stream: Stage, items: Sequence[Stage | Gate]) -> frozenset[str]:
-        after = [stage for stage in items if isinstance(stage, Stage)]
-        groups = [group.name for group in self._plan.groups if self._plan.components_of(group.name)]
-        return frozenset(group for group in groups if not self._learns(group, stream, after))
-
-    def _learns(self, group: str, stream: Stage, after: Sequence[Stage]) -> bool:
+    def _learns(self, group: str, stream: Stage, number: int) -> bool:
         """Returns whether all workers of a group learn of a stream's end before they call another stage: by
-        themselves, or from an input of the first stage that they call."""
+        themselves, or from an input of the first stage that they call. The item `number` is the first one
+        after the gate."""
         if group == self._plan.group_of(stream) and self._is_seen_by_all(stream):
             return True
-        for stage in after:
-            if group not in self._groups_of(stage):
-                continue
-            if not self._has_telling_input(stage, stream, group, after):
-                return False
-            if self._runs_with(stage, stream):
-                return True
-        return False
+        after = [item for item in self.items[number:] if isinstance(item, Stage)]
+        first = next((stage for stage in after if group in self._groups_of(stage)), None)
+        if first is None or not self._runs_with(first, stream):
+            return False
+        return self._has_telling_input(first, stream, group, after)
 
     def _groups_of(self, stage: Stage) -> set[str]:
         return {self._plan.component(name).group for name in (stage.component, stage.to) if name}
@@ -211,12 +211,6 @@ class StreamOrder:
         targets = [route.target for route in self._plan.routes if route.source == stream.name]
         is_sent = any(self._runs_with(self._plan.stage(target), stream) for target in targets)
         return is_sent and producers.count(mesh) == mesh.world_size
-
-    def _can_miss(self, stream: Stage, group: str) -> bool:
-        """Returns whether only some workers of a group may learn of a stream's end by themselves. The others
-        would call the group's next stream."""
-        workers = self._plan.group(group).workers
-        return workers > 1 and group == self._plan.group_of(stream) and not self._is_seen_by_all(stream)
 
     def _has_telling_input(self, stage: Stage, stream: Stage, group: str, after: Iterable[Stage]) -> bool:
         """Returns whether every worker of a group learns from an input of a stage that the stream had data.

@@ -119,7 +119,9 @@ def test_each_round_goes_once_over_all_samples_in_an_order_of_its_own_which_is_t
             got = passes(seen, step, workers["b"])
             assert [len(some) for some in got] == [4, 4, 2] * 3
             for at in (0, 3, 6):
-                assert sorted(id for some in got[at : at + 3] for id in some) == [(id,) for id in range(10 * step - 10, 10 * step)]
+                assert sorted(id for some in got[at : at + 3] for id in some) == [
+                    (id,) for id in range(10 * step - 10, 10 * step)
+                ]
                 orders.append(str([[id - 10 * step for (id,) in some] for some in got[at : at + 3]]))
         assert len(set(orders)) == 6
         found.append(orders)

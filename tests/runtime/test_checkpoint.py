@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from meshctl.run.checkpoints import VaryingState
-from meshctl.runtime.checkpoint import CheckpointError, load, save, save_tree, write_dcp
+from meshctl.runtime.checkpoint import CheckpointError, load, save, write_dcp
 from meshctl.runtime.checkpoint_writer import Staging
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.state.tree import StateTree
@@ -244,7 +244,7 @@ def a_copy_is_saved_over_another_process_group(rank: int) -> None:
     sharded = distribute_tensor(whole.clone(), torch_mesh, [Shard(0), Replicate()], src_data_rank=None)
     state = {"w": torch.nn.Parameter(sharded), "noise": torch.full((2,), mesh.dim_rank("tp"))}
     copy = Staging().copy("actor", StateTree.of("actor", state))
-    thread = Thread(target=lambda: save_tree(folder("copy"), "actor", copy, mesh, background))
+    thread = Thread(target=lambda: save(folder("copy"), "actor", copy, mesh, background))
     thread.start()
     for _ in range(20):
         dist.all_reduce(state["noise"])

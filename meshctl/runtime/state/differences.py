@@ -27,7 +27,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.collectives.collective import Collective
-from meshctl.runtime.state.tree import Document, StateTree, is_tensor
+from meshctl.runtime.state.tree import Document, StateTree, is_tensor, leaves_of
 from meshctl.topology.mesh import DeviceMesh
 
 ROW_WORDS = 1 << 15
@@ -58,7 +58,7 @@ def differences(tree: StateTree, mesh: DeviceMesh, world: Collective | None = No
     if mesh.world_size == 1:
         return Differences()
     digest = buffer_digest if world else tensor_digest
-    digests = {name: _digests_of(part, tree, digest) for name, part in tree.leaves().items()}
+    digests = {name: _digests_of(part, tree, digest) for name, part in leaves_of(tree.document).items()}
     document = text_digest(tree.text)
     whole = text_digest(json.dumps([document, digests]))
     world = world or world_of(mesh)

@@ -112,7 +112,7 @@ class StateTree:
         try:
             document = _Encoder(found).root(state)
             found = cls(document, found.tensors, found.sharded)
-            found.leaves()
+            leaves_of(document)
         except CheckpointError as error:
             raise CheckpointError(f"the state of `{component}` cannot be stored: {error}") from None
         except RecursionError:
@@ -125,10 +125,6 @@ class StateTree:
     def text(self) -> str:
         """The document as JSON."""
         return json.dumps(self.document, separators=(",", ":"))
-
-    def leaves(self) -> dict[str, Document]:
-        """Returns what `leaves_of` returns for the document."""
-        return leaves_of(self.document)
 
 
 def leaves_of(document: Document) -> dict[str, Document]:
@@ -160,9 +156,10 @@ def is_tensor(part: Document) -> bool:
     return isinstance(part, list) and part[0] in ("tensor", "sharded", "numpy")
 
 
-def is_container(part: Document) -> bool:
-    """Returns whether a part of `leaves_of` is a container."""
-    return isinstance(part, list) and part[0] == "container"
+def values_of(document: Document) -> dict[str, Document]:
+    """Returns name -> the part of the document with that name, without containers."""
+    leaves = leaves_of(document).items()
+    return {name: part for name, part in leaves if not isinstance(part, list) or part[0] != "container"}
 
 
 def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
@@ -194,9 +191,17 @@ def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
     return READERS[tag](decode(item, tensors) for item in rest[0])
 
 
-def with_leaves(document: Document, leaves: Mapping[str, Document]) -> Document:
-    """Returns a document with the containers of `document` and the values of `leaves`, by name."""
-    return _with_leaves(document, leaves, ())
+def with_values(part: Document, by_name: Mapping[str, Document], path: Path = ()) -> Document:
+    """Returns a document with the containers of another one, and the values in `by_name`."""
+    if not _is_traversed(part):
+        return by_name[name_of(path)]
+    position = _ITEMS[part[0]]
+    values = [with_values(value, by_name, (*path, key)) for key, value in _children(part)]
+    if part[0] in _PAIRS:
+        keys = [key for key, _ in part[position]]
+        pairs = [[key, value] for key, value in zip(keys, values, strict=True)]
+        return [*part[:position], pairs, *part[position + 1 :]]
+    return [*part[:position], values]
 
 
 class _Encoder:
@@ -358,15 +363,3 @@ def _walk(part: Document, path: Path) -> Iterator[tuple[Path, Document]]:
     yield path, ["container", *part[:position], length]
     for key, value in _children(part):
         yield from _walk(value, (*path, key))
-
-
-def _with_leaves(part: Document, leaves: Mapping[str, Document], path: Path) -> Document:
-    if not _is_traversed(part):
-        return leaves[name_of(path)]
-    position = _ITEMS[part[0]]
-    values = [_with_leaves(value, leaves, (*path, key)) for key, value in _children(part)]
-    if part[0] in _PAIRS:
-        keys = [key for key, _ in part[position]]
-        pairs = [[key, value] for key, value in zip(keys, values, strict=True)]
-        return [*part[:position], pairs, *part[position + 1 :]]
-    return [*part[:position], values]
