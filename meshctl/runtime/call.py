@@ -185,7 +185,7 @@ class Call:
         called = perf_counter()
         in_collectives = self._progress.take_collective_seconds()
         state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
-        return self._send_timed(outputs, value, step, weight, called)
+        return self._send(outputs, value, step, weight, called)
 
     def _call(self, step: int, arguments: Arguments) -> Any:
         self._context.step, self._context.log = step, self._metrics.log
@@ -228,26 +228,19 @@ class Call:
             marks[MARK + "home." + self.stage.name] = torch.full((len(batch),), self._data_rank)
         return batch.with_columns(**marks) if marks else batch
 
-    def _send_timed(
-        self, outputs: Sequence[Channel], value: Any, step: int, weight: float, begin: float
-    ) -> bool:
-        """Does what `_send` does, from `begin` in seconds of `perf_counter`, and notes how long it takes."""
-        if not outputs:
-            return self._send(outputs, value, step, weight)
-        self._progress.enter(Activity.SENDING, self._number, begin)
-        has_ended = self._send(outputs, value, step, weight)
-        sends = self._state.report.sends
-        sends[self.stage.name] = sends.get(self.stage.name, 0.0) + perf_counter() - begin
-        return has_ended
-
-    def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float) -> bool:
-        """Sends the value on all outputs, and adds the numbers that it contains to the metrics of the stage.
-        Returns whether the stream has ended."""
+    def _send(self, outputs: Sequence[Channel], value: Any, step: int, weight: float, begin: float) -> bool:
+        """Sends the value on all outputs, from `begin` in seconds of `perf_counter`, and adds the numbers
+        that it contains to the metrics of the stage. Returns whether the stream has ended."""
+        if outputs:
+            self._progress.enter(Activity.SENDING, self._number, begin)
         if self.passes is not None:
             self.passes.add(value, weight)
         elif self._kept:
             self._kept.add(step, value, weight)
         all_ended = self._transmit(outputs, value, step, weight)
+        if outputs:
+            sends = self._state.report.sends
+            sends[self.stage.name] = sends.get(self.stage.name, 0.0) + perf_counter() - begin
         if value is END:
             return self._has_ended(outputs, all_ended)
         if self._producer is not None and not isinstance(value, Batch):
@@ -338,7 +331,7 @@ class SourceCall(Call):
         in_collectives = self._progress.take_collective_seconds()
         state.report.add_times(self.stage.name, 0.0, called - begin, in_collectives)
         weight = float(len(value)) if isinstance(value, Batch) else 1.0
-        has_ended = self._send_timed(outputs, value, step, weight, called)
+        has_ended = self._send(outputs, value, step, weight, called)
         self._had_no_data = value is END
         return has_ended
 

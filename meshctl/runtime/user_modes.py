@@ -60,19 +60,16 @@ def imported(name: str) -> object:
     return found
 
 
-def user_modes(plan: Plan, route: Route) -> list[str]:
-    """Returns the names of a route's modes that users have written."""
-    if route.kind == "weights":
-        return []
-    source, target = plan.stage(route.source), plan.stage(route.target)
-    names = (route.collect, source.execute, route.dispatch.mode, target.execute)
-    return [name for name in dict.fromkeys(names) if is_user_mode(name)]
-
-
 def source_digests(plan: Plan, routes: Iterable[Route]) -> dict[str, str]:
     """Returns route -> a digest of the source files of its user modes. Routes without such modes are
     absent."""
-    return {route.name: _digest(names) for route in routes if (names := user_modes(plan, route))}
+    found = {}
+    for route in [route for route in routes if route.kind != "weights"]:
+        source, target = plan.stage(route.source), plan.stage(route.target)
+        modes = dict.fromkeys((route.collect, source.execute, route.dispatch.mode, target.execute))
+        if names := [*filter(is_user_mode, modes)]:
+            found[route.name] = _digest(names)
+    return found
 
 
 def _digest(names: list[str]) -> str:

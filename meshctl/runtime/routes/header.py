@@ -113,46 +113,35 @@ def describe(
     Which columns are mappable is needed only where the producer is not `alone`; tokens and homes only where
     the dispatch uses them.
     """
-    numbers = _Numbers()
+    numbers, known = list[Tensor](), dict[int, int]()
+
+    def lengths(column: Ragged) -> int:
+        """Returns the index of the lengths of a column. Columns that share their offsets share it, too."""
+        if id(column.offsets) not in known:
+            known[id(column.offsets)] = len(numbers)
+            numbers.append(column.lengths)
+        return known[id(column.offsets)]
+
     columns: dict[str, Sequence[Any]] = {}
     ragged: dict[str, int] = {}
     mappable: list[str] = []
     for name, column in batch.columns.items():
         columns[name] = kind = _kind(name, column)
         if isinstance(column, Ragged) and kind[0] == "ragged":
-            ragged[name] = numbers.lengths(column)
+            ragged[name] = lengths(column)
         elif isinstance(column, Tensor) and not alone and column.nbytes >= MIN_MAPPED_BYTES:
             mappable += [name] * is_mappable(column)
     tokens = homes = None
     if dispatch.balance:
-        named = batch.tokens
-        tokens = numbers.add(batch.lengths) if named is None else numbers.lengths(named)
+        tokens = len(numbers) if batch.tokens is None else lengths(batch.tokens)
+        numbers += [batch.lengths] if batch.tokens is None else []
     if dispatch.home:
-        homes = numbers.add(batch[MARK + "home." + dispatch.home])
+        homes = len(numbers)
+        numbers.append(batch[MARK + "home." + dispatch.home])
     grid = batch.grid
     shape = () if grid is None else grid.shape
     schema = BatchSchema(shape, batch.group_depth, columns, ragged, tokens, homes, mappable)
-    return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers.found)
-
-
-class _Numbers:
-    """Collects the numbers of a header. Columns that share their offsets share their lengths, too."""
-
-    def __init__(self) -> None:
-        self.found: list[Tensor] = []
-        self._by_offsets: dict[int, int] = {}
-
-    def add(self, numbers: Tensor) -> int:
-        self.found.append(numbers)
-        return len(self.found) - 1
-
-    def lengths(self, column: Ragged) -> int:
-        """Adds the lengths of a column, unless a column with the same offsets has added them. Returns their
-        index in `found`."""
-        index = self._by_offsets.get(id(column.offsets))
-        if index is None:
-            index = self._by_offsets[id(column.offsets)] = self.add(column.lengths)
-        return index
+    return ProducerHeader(schema, batch.ids if grid is None else grid.start, numbers)
 
 
 def _kind(name: str, column: Column) -> list[Any]:

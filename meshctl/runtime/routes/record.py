@@ -207,17 +207,16 @@ def _value(tensors: Mapping[str, Tensor]) -> tuple[Any, float]:
     if "batch" not in rest:
         return rest["value"], float(rest["weight"])
     about, others = rest["batch"], rest["others"]
-    columns = {name: others[name] if name in others else _column(tensors, name) for name in about["columns"]}
+    columns: dict[str, Column] = {}
+    for name in about["columns"]:
+        plain = others[name] if name in others else tensors.get(f"tensor:{name}")
+        if plain is None:
+            plain = ragged(tensors[f"values:{name}"], tensors[f"offsets:{name}"])
+        columns[name] = plain
     if tensors["ids"].dtype is not torch.int64 or tensors["ids"].ndim != 2:
         raise FrameError("its ids are malformed")
     batch = Batch(columns, ids=tensors["ids"], group_depth=int(about["group_depth"]), most=int(about["most"]))
     return batch, float(rest["weight"])
-
-
-def _column(tensors: Mapping[str, Tensor], name: str) -> Column:
-    if (plain := tensors.get(f"tensor:{name}")) is not None:
-        return plain
-    return ragged(tensors[f"values:{name}"], tensors[f"offsets:{name}"])
 
 
 class ReplayedChannel(Channel):

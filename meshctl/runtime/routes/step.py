@@ -78,14 +78,8 @@ class StepHeader:
     partition: Partition
     digest: int
     """The digest that every frame of this step names."""
-
-    @cached_property
-    def _lengths(self) -> dict[tuple[int, tuple[int | None, ...]], Tensor]:
-        return {}
-
-    @cached_property
-    def _indices(self) -> dict[int, Tensor]:
-        return {}
+    _lengths: dict[tuple[int, tuple[int | None, ...]], Tensor] = field(default_factory=dict)
+    _indices: dict[int, Tensor] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> SampleTable:
