@@ -213,7 +213,6 @@ class Call:
             self._borrowed.begin(arguments)
 
     def _seed(self, step: int) -> None:
-        """Seeds the generators for a step, and in a block for a pass of it; passes count from 1."""
         self._seed_all(*(step, self._state.pass_number) if self._state.pass_number else (step,))
 
     def _marked(self, batch: Batch) -> Batch:
@@ -372,7 +371,6 @@ class SourceCall(Call):
 
     @property
     def _total(self) -> int | None:
-        """The number of the source's samples, or None if it has no length."""
         return self._sources.totals[self.stage.name]
 
     def _check_end(self, numbers: range, step: int) -> None:

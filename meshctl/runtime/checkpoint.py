@@ -126,8 +126,6 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
 
 
 class _StoredNames:
-    """Under which names the values of one rank are stored."""
-
     def __init__(self, varying: VaryingState, mesh: DeviceMesh) -> None:
         self._varying, self._coordinate = varying, mesh.coordinate()
 
@@ -152,8 +150,6 @@ def _at(name: str, coordinate: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class _Load:
-    """Loads the state of a component on one rank."""
-
     path: Path
     name: str
     own: StateTree

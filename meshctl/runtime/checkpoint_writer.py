@@ -49,8 +49,6 @@ State = tuple[str, StateTree, DeviceMesh]
 
 @dataclass
 class _Part:
-    """This rank's part of the checkpoint of one step."""
-
     step: int
     given: Mapping[str, int]
     """Source -> the number of samples that it has produced."""

@@ -76,7 +76,10 @@ class PassValues:
         weight = sum(weight for _, weight in self._parts)
         batches = [value for value, _ in self._parts if isinstance(value, Batch)]
         if batches:
-            return _in_id_order([batch for batch in batches if len(batch)] or batches[:1]), weight
+            whole = Batch.concat([batch for batch in batches if len(batch)] or batches[:1])
+            ids = whole.ids.tolist()
+            order = sorted(range(len(ids)), key=ids.__getitem__)
+            return whole if order == list(range(len(ids))) else whole.take(order), weight
         if all(value is None for value, _ in self._parts):
             return None, weight
         join: Join = "mean"
@@ -85,10 +88,3 @@ class PassValues:
         elif self._collect.join == "sum":
             join = "sum"
         return JOINS[join](self._parts, self._route), weight
-
-
-def _in_id_order(batches: list[Batch]) -> Batch:
-    whole = Batch.concat(batches)
-    ids = [tuple(id) for id in whole.ids.tolist()]
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    return whole if order == list(range(len(ids))) else whole.take(order)

@@ -138,7 +138,8 @@ class Loop:
         source with whose data the run ends, empty if it ends with `run.steps`."""
         own = [] if self._context.rank else self._stages
         names, steps = self._plan.bounding_sources, self._plan.run.steps
-        known = self._agreement.plan(steps, self._sources.last_steps(own), names)
+        lasts = {one.name: self._sources.last_step(one) for one in own if self._sources.bounds_run(one)}
+        known = self._agreement.plan(steps, lasts, names)
         if self._plan.run.epochs and all(count is None for count in known):
             raise StageError(
                 f"run.epochs needs a source with a length, but none of {', '.join(names)} has a __len__"
@@ -147,9 +148,9 @@ class Loop:
             last = self._agreement.last
             running = self._schedule.at(last, last, is_open_ended=False, replayed=NOTHING).stages
             self._sources.check_tails(own, last, running)
-        lasts = {name: last for name, last in zip(names, known, strict=True) if last is not None}
-        shortest = min(lasts, key=lambda name: lasts[name], default="")
-        is_longer = bool(steps) and bool(shortest) and lasts[shortest] >= steps
+        ends = {name: last for name, last in zip(names, known, strict=True) if last is not None}
+        shortest = min(ends, key=lambda name: ends[name], default="")
+        is_longer = bool(steps) and bool(shortest) and ends[shortest] >= steps
         streams = [name for name, last in zip(names, known, strict=True) if last is None]
         return streams, "" if is_longer else shortest
 
@@ -283,7 +284,7 @@ class Loop:
             elif not self._context.hosts(item):
                 continue
             elif item.kind == "sync":
-                program.append(Part(partial(self._sync if item.name in running else self._load_due, item)))
+                program.append(Part(partial(self._sync, item, is_sent=item.name in running)))
             elif item.name in running:
                 program += self._runs_of(item, self._calls, running)
         return tuple(program)
@@ -331,10 +332,13 @@ class Loop:
 
     # Weights
 
-    def _sync(self, stage: Stage, step: int) -> None:
-        with self._syncing(stage, step) as end:
-            end.send(self._weights(stage), step)
-            self._load(stage, step, step)
+    def _sync(self, stage: Stage, step: int, *, is_sent: bool = True) -> None:
+        """Sends weights where the sync runs, and loads those that are due."""
+        if is_sent or self._syncs[stage.name].due(step):
+            with self._syncing(stage, step) as end:
+                if is_sent:
+                    end.send(self._weights(stage), step)
+                self._load(stage, step, step)
 
     @contextmanager
     def _syncing(self, stage: Stage, step: int) -> Iterator[WeightChannel]:
@@ -363,11 +367,6 @@ class Loop:
         mesh, modes = self._plan.component(name).mesh, (collect_mode("mean"), execute_mode("all"))
         run, rank = context_of(self._context.components[name]).run_dir, self._context.rank
         return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events, run)
-
-    def _load_due(self, stage: Stage, step: int) -> None:
-        if self._syncs[stage.name].due(step):
-            with self._syncing(stage, step):
-                self._load(stage, step, step)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
         end = self._syncs[stage.name]

@@ -144,7 +144,6 @@ def _torchrun_location() -> Location | None:
 
 
 def _gathered_nodes() -> list[list[int]]:
-    """Returns the world's ranks by node. All ranks call it together."""
     from meshctl.runtime.collectives.collective import Collective
 
     size = dist.get_world_size()

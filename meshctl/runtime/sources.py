@@ -62,11 +62,8 @@ class Sources:
         self._given[stage.name] = min(start + stage.samples, self._bound(stage))
         return range(start, self._given[stage.name])
 
-    def last_steps(self, stages: Sequence[Stage]) -> dict[str, int | None]:
-        """Returns the last step for which each bounding source has data, or None if it has no length."""
-        return {stage.name: self._last_step(stage) for stage in stages if self.bounds_run(stage)}
-
-    def _last_step(self, stage: Stage) -> int | None:
+    def last_step(self, stage: Stage) -> int | None:
+        """Returns the last step for which a source has data, or None if it has no length."""
         total = self.totals[stage.name]
         if total is None:
             return None
@@ -79,7 +76,7 @@ class Sources:
         which the stages `running` run, for one each of its consumers. The run thus fails at its start and not
         hours later."""
         for stage in stages:
-            if self.bounds_run(stage) and self._last_step(stage) == last:
+            if self.bounds_run(stage) and self.last_step(stage) == last:
                 left = max(0, self._bound(stage) - self._given[stage.name])
                 self._check_tail(stage, left % stage.samples, running)
 

@@ -157,8 +157,6 @@ class TorchCalls:
 
 
 class _GroupCalls:
-    """The collectives of one process group since the last `step` event."""
-
     def __init__(self, name: str, backend: Any, row: Row) -> None:
         self._name, self._backend = name, backend
         self._words, self._first, _ = row

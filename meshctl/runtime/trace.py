@@ -39,8 +39,6 @@ MARKS = 8
 
 
 class _Open(NamedTuple):
-    """A span that has not ended."""
-
     category: str
     name: str
     begin: float

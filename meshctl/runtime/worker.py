@@ -168,7 +168,9 @@ class Worker:
         if start.resume:
             step, produced = self._resume(plan, components, start.resume)
         else:
-            step, produced = start.after, samples_after(plan, start.after)
+            step = start.after  # a replay begins after this step, without a checkpoint
+            calls = {stage.name: step // stage.every for stage in plan.sources if not stage.when}
+            produced = {name: count * plan.stage(name).samples for name, count in calls.items()}
         self._doing = "the preparation of checkpoints"
         context = self._loop_context(plan, start, components, agreement, data_plane)
         self._loop = Loop(context)
@@ -257,6 +259,7 @@ class Worker:
         """
         made = {}
         devices = devices_of(plan.group(self._env.group))
+        before = step_of(start.resume) if start.resume else start.after
         if devices[0].type == "cuda":
             torch.cuda.set_device(devices[0])
         exporting = {stage.component for stage in plan.stages if stage.method == "export"}
@@ -271,9 +274,7 @@ class Worker:
                 if stage.kind == "call" and stage.component == placed.name
             ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas start with equal weights
-            metrics = PhaseMetrics(
-                placed, "setup", self._env.rank, step_before(start), self._journal, self._run.path
-            )
+            metrics = PhaseMetrics(placed, "setup", self._env.rank, before, self._journal, self._run.path)
             context = RankContext(
                 placed.name,
                 placed.mesh.at(self._env.rank),
@@ -399,20 +400,6 @@ def user_frames(trace: TracebackType | None) -> TracebackType | None:
 def step_of(checkpoint: str) -> int:
     """Returns the step of a checkpoint, by the name of its folder."""
     return int(Path(checkpoint).name.removeprefix("step-"))
-
-
-def step_before(start: Start) -> int:
-    """Returns the step before the first one of an attempt."""
-    return step_of(start.resume) if start.resume else start.after
-
-
-def samples_after(plan: Plan, step: int) -> dict[str, int]:
-    """Returns source -> the number of samples that it has produced by the end of a step, computed from the
-    plan.
-
-    It is for a replay that begins after this step, without a checkpoint.
-    """
-    return {stage.name: step // stage.every * stage.samples for stage in plan.sources if not stage.when}
 
 
 STATE_METHODS = ("state_dict", "load_state_dict")

@@ -193,7 +193,9 @@ class Handshake:
             if len(near) > 1:
                 self._connect(NEAR, LocalTransport(data_plane, self._token, memory, access), near)
             if far:
-                host, devices = _own_address(self.store), device.far if device else frozenset[int]()
+                devices, host = device.far if device else frozenset[int](), "127.0.0.1"
+                if isinstance(self.store, StoreClient):  # the address from which this worker reaches the head
+                    host = address_towards(*split(self.store.address))
                 self._connect(FAR, TcpTransport(data_plane, self._token, host, memory, devices), far)
         except BaseException:
             data_plane.release()
@@ -207,7 +209,6 @@ class Handshake:
 
     @cached_property
     def _routes(self) -> list[Route]:
-        """The routes from and to this worker's group."""
         return [route for route in self.plan.routes if self._group in self.plan.ends_of(route)]
 
     @property
@@ -352,12 +353,6 @@ def connect_again(data_plane: DataPlane, store: Store, job_ranks: Sequence[int],
         where = NEAR if isinstance(transport, LocalTransport) else FAR
         [text] = store.multi_get([f"{where}/{other}{suffix_of(generation)}"])
         transport.connect({other: json.loads(text)["address"]})
-
-
-def _own_address(store: Store) -> str:
-    """Returns the IP address from which this worker reaches the launcher; loopback for a store without a
-    network."""
-    return address_towards(*split(store.address)) if isinstance(store, StoreClient) else "127.0.0.1"
 
 
 def _await(plan: Plan, store: Store, keys: Mapping[int, str], where: str) -> None:

@@ -206,7 +206,6 @@ class Batch:
 
     @property
     def _id_depth(self) -> int:
-        """The number of numbers in an id."""
         return self.ids.shape[1] if self._grid is None else len(self._grid.shape)
 
     @property
@@ -303,12 +302,12 @@ class Batch:
 
     def clone(self) -> Batch:
         """Returns a copy with memory of its own, which stays valid after the call."""
-        copied = {name: _cloned(column) for name, column in self._columns.items()}
+        copied = {name: _changed(column, torch.clone) for name, column in self._columns.items()}
         return self._with(copied, self._ids.clone() if self._ids is not None else self._grid)
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns this batch with its tensors on `device`. Ids stay on the CPU."""
-        moved = {name: _moved(column, device) for name, column in self._columns.items()}
+        moved = {name: _changed(column, lambda one: one.to(device)) for name, column in self._columns.items()}
         return self._with(moved, self.known_ids)
 
     def minibatches(self, size: int, seed: int | None = None) -> Iterator[Batch]:
@@ -459,16 +458,10 @@ def identify(result: Batch, given: Batch | None) -> Batch:
     return result.with_columns(**{name: marks[name] for name in missing})
 
 
-def _cloned(column: Column) -> Column:
+def _changed(column: Column, act: Callable[[Tensor], Tensor]) -> Column:
     if isinstance(column, Ragged):
-        return Ragged(column.values.clone(), column.offsets.clone())
-    return column.clone() if isinstance(column, Tensor) else list(column)
-
-
-def _moved(column: Column, device: torch.device | str) -> Column:
-    if isinstance(column, Ragged):
-        return Ragged(column.values.to(device), column.offsets.to(device))
-    return column.to(device) if isinstance(column, Tensor) else column
+        return Ragged(act(column.values), act(column.offsets))
+    return act(column) if isinstance(column, Tensor) else list(column)
 
 
 def _take(column: Column, rows: list[int]) -> Column:

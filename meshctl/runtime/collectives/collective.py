@@ -420,7 +420,6 @@ class Collective:
         return self._carried(data, WIDER.get(data.dtype))
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Returns every rank's tensor, stacked by rank."""
         data = tensor.detach()
         if self._group is None:
             return data.clone()[None]
@@ -496,7 +495,6 @@ class Collective:
         return number
 
     def _other(self, operation: str, rank: int) -> int:
-        """Returns the rank of a peer in the group's world."""
         if self._peer(operation, rank) == self.rank:
             raise CollectiveError(f"{operation} needs another rank, and {self.rank} is this one")
         return self.ranks[rank]
@@ -644,5 +642,4 @@ def _packed(value: Any) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """Returns the bytes of a contiguous tensor as a view."""
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # one element may have any stride

@@ -186,7 +186,9 @@ def logged_values(
         if isinstance(value, Mapping):
             inner, found = logged_values(value, f"{name}/")
             media += found
-        elif not (_is_one_number(value) if isinstance(value, Tensor) else isinstance(value, (bool, Real))):
+        elif not isinstance(value, (Tensor, bool, Real)) or (
+            isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex())
+        ):
             shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
             takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
             raise TypeError(f"{takes}: {name!r} is a {type(value).__name__}{shape}")
@@ -194,10 +196,6 @@ def logged_values(
             raise ValueError(f"two metrics have the name {min(twice)!r}")
         numbers |= inner
     return numbers, media
-
-
-def _is_one_number(tensor: Tensor) -> bool:
-    return tensor.numel() == 1 and not tensor.is_complex()
 
 
 class PhaseMetrics:

@@ -35,10 +35,6 @@ class Assignment:
         ids = [self.step.table.ids_of(part) for part in self.step.partition.parts]
         return {rank: ids[part] for rank, part in self.consumers.part_of.items()}
 
-    def is_like(self, other: Assignment) -> bool:
-        """Returns whether every rank has the same samples, in the same order."""
-        return self.consumers.ranks == other.consumers.ranks and self.keys == other.keys
-
 
 def rows_of(held: Sequence[Id], wanted: Sequence[Id]) -> list[int]:
     """Returns the indices in `held` of the samples that are in `wanted`."""

@@ -69,10 +69,6 @@ def _reduced(parts: Parts, route: Route, reduce: Callable[[Parts], Any]) -> Any:
     return reduce(parts)
 
 
-def _sum(parts: Parts) -> Any:
-    return sum(value for value, _ in parts)
-
-
 def _mean(parts: Parts) -> Any:
     weight = sum(weight for _, weight in parts)
     if not weight:
@@ -83,7 +79,7 @@ def _mean(parts: Parts) -> Any:
 JOINS: Mapping[Join, Callable[[Parts, Route], Any]] = {
     "samples": _concatenated,
     "mean": lambda parts, route: _reduced(parts, route, _mean),
-    "sum": lambda parts, route: _reduced(parts, route, _sum),
+    "sum": lambda parts, route: _reduced(parts, route, lambda some: sum(value for value, _ in some)),
     "first": lambda parts, route: parts[0][0],
     "list": lambda parts, route: [value for value, _ in parts],
 }

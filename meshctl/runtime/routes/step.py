@@ -131,7 +131,6 @@ class StepHeader:
 
     @cached_property
     def _ids(self) -> list[Tensor]:
-        """Producer -> the ids of its samples."""
         found = []
         for ids, header in zip(self.table.ids, self.headers, strict=True):
             if isinstance(ids, Grid):

@@ -226,8 +226,6 @@ def _consumers_by_shard(
 
 @dataclass
 class _OpenBucket:
-    """A bucket that is being filled."""
-
     consumers: tuple[int, ...]
     holders: tuple[tuple[int, ...], ...]
     """The producers that hold each part, which are the same for all items of the bucket."""

@@ -72,8 +72,6 @@ initial weights, and the first trained ones."""
 
 
 class _Message(NamedTuple):
-    """The message of one producer about one bucket."""
-
     generation: int
     step: int
     checksums: Sequence[int]
@@ -131,7 +129,6 @@ class WeightChannel:
         self._begin(negotiate(self._context, self.row, wanted))
 
     def _begin(self, plan: SyncPlan) -> None:
-        """Prepares for syncs by a plan."""
         sizes = MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
         self._plan = plan
         self._buckets = plan.buckets(self._context.consumer.node_of, self._distance, *sizes)
@@ -177,7 +174,6 @@ class WeightChannel:
         return (lag + 1) * max(frames.values(), default=1)
 
     def _readers(self, bucket: Bucket) -> list[int]:
-        """Returns the job ranks of a bucket's consumers."""
         return [self._context.consumer.job_rank(consumer) for consumer in bucket.consumers]
 
     def _is_shared(self, bucket: Bucket) -> bool:
@@ -256,7 +252,6 @@ class WeightChannel:
             self._transport.send(self._readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
     def _lay_out(self, bucket: Bucket, head: list[Any]) -> Lease:
-        """Leases the frame of a bucket, and lets the other producers write to it."""
         empty = [
             torch.empty(item.shard.size, dtype=self._plan.parameters[item.name].dtype, device="meta")
             for item in bucket.items
@@ -374,7 +369,6 @@ class WeightChannel:
         parts: Sequence[Shard],
         found: Sequence[Arrived],
     ) -> None:
-        """Compares the checksums of a producer's parts."""
         for item, part, arrived, expected in zip(bucket.items, parts, found, message.checksums, strict=True):
             shard, tensor = arrived[-1]
             if checksum(part.view_of(tensor, shard)) != expected:
@@ -402,7 +396,6 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _fill(whole: Sequence[Tensor], bucket: Bucket, parts: Sequence[Shard], own: Sequence[Tensor]) -> None:
-    """Copies a producer's parts into the items of a bucket."""
     for target, item, part, tensor in zip(whole, bucket.items, parts, own, strict=True):
         copy(part.view_of(target, item.shard), tensor.detach())
 

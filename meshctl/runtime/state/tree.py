@@ -205,8 +205,6 @@ def with_values(part: Document, by_name: Mapping[str, Document], path: Path = ()
 
 
 class _Encoder:
-    """Writes a document, and collects the tensors in a tree."""
-
     def __init__(self, tree: StateTree) -> None:
         self._tree = tree
 
@@ -274,7 +272,8 @@ class _Encoder:
 
     def _tensor(self, value: Any, path: Path) -> Document:
         name = name_of(path)
-        if is_sharded(value):
+        # torch.distributed.checkpoint divides the first two among ranks, and knows subclasses
+        if isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value):
             self._add(self._tree.sharded, name, value)
             return ["sharded", name]
         if problem := _problem_of(value):
@@ -299,11 +298,6 @@ class _Encoder:
         if hasattr(value, "state_dict"):
             reason = "store its `state_dict()`"
         return CheckpointError(f"`{name_of(path)}` is a {_type_name(value)}: {reason}")
-
-
-def is_sharded(value: object) -> bool:
-    """Returns whether torch.distributed.checkpoint divides the tensor among ranks, or knows its subclass."""
-    return isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value)
 
 
 def _problem_of(value: Tensor) -> str:
