@@ -1,21 +1,15 @@
-"""Random pipelines in real processes do what a model of their recipe does.
-
-A scenario that fails is not shrunk by hypothesis, which would launch hundreds of runs. `reduced` removes stages as
-long as it fails, and the report ends with the recipe that is left.
-"""
+"""Random pipelines in real processes do what a model of their recipe does. A scenario that fails is not shrunk, which
+would launch hundreds of runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
-from meshctl.recipe.compose.yaml_scalars import dump
 from tests.pipelines.check import check_in_processes
 from tests.pipelines.generate import Scenario, scenarios
-from tests.pipelines.reduce import reduced
-from tests.pipelines.run import read
 
 MAX_WORKERS = 4
 NIGHTLY_PARTS, PART = 25, 20
@@ -27,24 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def check(scenario: Scenario, folder: Path) -> None:
-    def check_if_accepted(smaller: Scenario) -> None:
-        if read(smaller.recipe, folder / "recipe.yaml")[0] is not None:
-            check_in_processes(smaller, folder)
-
-    try:
-        check_in_processes(scenario, folder)
-    except Exception as error:
-        smaller = reduced(scenario, check_if_accepted)
-        note(f"the smallest recipe that fails:\n{dump(smaller.recipe)}\n{smaller.resume or ''}")
-        raise error
-
-
 @pytest.mark.slow
 @settings(max_examples=8, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS))
 def test_random_pipelines_do_what_the_model_does(folder: Path, scenario: Scenario) -> None:
-    check(scenario, folder)
+    check_in_processes(scenario, folder)
 
 
 @pytest.mark.nightly
@@ -53,4 +34,4 @@ def test_random_pipelines_do_what_the_model_does(folder: Path, scenario: Scenari
 @settings(max_examples=PART, phases=NOT_SHRUNK, suppress_health_check=list(HealthCheck))
 @given(scenarios(MAX_WORKERS, may_have_programs=True))
 def test_the_same_for_hundreds(part: int, folder: Path, scenario: Scenario) -> None:
-    check(scenario, folder)
+    check_in_processes(scenario, folder)

@@ -278,25 +278,19 @@ def test_changed_weights_are_reported_in_one_line_also_at_a_cut() -> None:
     assert stage_error(outcome).endswith("returns other weights or shards than in the first sync")
 
 
-@pytest.mark.parametrize("asked", [True, False, None])
-def test_a_sync_compares_checksums_unless_the_recipe_states_otherwise(
-    asked: bool | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sums = itertools.count()
-    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
-    outcome = published(Weights(), Weights(), of_sync={"checksum": asked})
-    assert bool(outcome.faults) == (asked is not False)
-    assert asked is False or "`publish`: `w` from " in str(outcome.faults[0])
-
-
 @pytest.mark.parametrize(("asked", "syncs"), [(True, 5), (False, 0), (None, 2)])
-def test_the_first_two_syncs_have_checksums_where_the_recipe_is_silent(
+def test_a_sync_compares_checksums_unless_the_recipe_states_otherwise_and_by_default_in_the_first_two(
     asked: bool | None, syncs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[torch.Size] = []
     monkeypatch.setattr(weights, "checksum", lambda tensor: computed.append(tensor.shape) or 7)
     assert not published(Weights(), Weights(), of_sync={"checksum": asked}).faults
     assert len(computed) == 4 * syncs, "each side computes one for each of the two weights"
+    sums = itertools.count()
+    monkeypatch.setattr(weights, "checksum", lambda tensor: next(sums))
+    faults = published(Weights(), Weights(), of_sync={"checksum": asked}).faults
+    assert bool(faults) == bool(syncs)
+    assert not syncs or "`publish`: `w` from job rank 1 is not what was sent" in str(faults[0])
 
 
 def test_the_step_of_a_sync_is_the_running_one_for_both_sides() -> None:

@@ -1,8 +1,6 @@
 """CUDA: memory that processes share, and transfers by NCCL. Each test states how many devices it needs.
 
-    pytest -m gpu tests/runtime/devices/test_cuda.py
-
-Tests of two processes also run on the stand-in device, so that this file runs on machines without a GPU.
+pytest -m gpu tests/runtime/devices/test_cuda.py
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from meshctl.runtime.devices.backend import (
 from meshctl.runtime.devices.cuda import GRAIN, Cuda
 from meshctl.runtime.transports.buffers.arena import Arena
 from tests.hang import HANG_S
-from tests.runtime.devices.standin import Standin, gpus
+from tests.runtime.devices.standin import gpus
 
 CUDA = torch.device("cuda", 0)
 
@@ -79,18 +77,14 @@ def hand(store: Store, job_rank: int, word: str) -> None:
     store.wait([f"{word}/{1 - job_rank}"], timedelta(seconds=HANG_S))
 
 
-def device_of(kind: str, number: int) -> DeviceMemory:
-    return Cuda(torch.device("cuda", number)) if kind == "cuda" else Standin(f"standin {number}")
-
-
 def handshaken(memory: DeviceMemory, job_rank: int, store: Store) -> PeerAccess:
     return handshake(memory, job_rank, (0, 1), store, partial(await_all, store))
 
 
-def share(job_rank: int, port: int, kind: str, numbers: tuple[int, int]) -> None:
+def share(job_rank: int, port: int, numbers: tuple[int, int]) -> None:
     """Blocks are sent from one process to the other and back. Each is read in place, and none is used again
     before it is free."""
-    memory, store = device_of(kind, numbers[job_rank]), connect(port)
+    memory, store = Cuda(torch.device("cuda", numbers[job_rank])), connect(port)
     assert handshaken(memory, job_rank, store).path(0, 1) == "device"
     hand(store, job_rank, "met")
     (send_frame if job_rank == 0 else take)(memory, store)
@@ -146,7 +140,7 @@ def take(memory: DeviceMemory, store: Store) -> None:
 
 @gpus(1)
 def test_two_processes_share_a_device() -> None:
-    together(share, "cuda", (0, 0))
+    together(share, (0, 0))
 
 
 @gpus(2)
@@ -156,7 +150,7 @@ def test_two_processes_read_one_anothers_devices(hidden: bool) -> None:
     if not torch.cuda.can_device_access_peer(0, 1):
         pytest.skip("these two devices cannot read one another")
     environ = [{"CUDA_VISIBLE_DEVICES": str(job_rank)} for job_rank in (0, 1)] if hidden else [{}, {}]
-    together(share, "cuda", (0, 0) if hidden else (0, 1), environ=environ)
+    together(share, (0, 0) if hidden else (0, 1), environ=environ)
 
 
 def refuse(job_rank: int, port: int) -> None:

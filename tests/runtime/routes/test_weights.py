@@ -357,21 +357,33 @@ def test_what_one_keeps_stays_as_it_is() -> None:
 
 
 def link(
-    producers: Sequence[Mapping[str, Part]], wanted: Mapping[str, Part], shape: tuple[int, ...] = (4,)
+    producers: Sequence[Mapping[str, Part]],
+    wanted: Sequence[Mapping[str, Part]],
+    far: sync_plan.Distance = lambda producer, consumers: 1,
+    most: int = 1 << 10,
 ) -> list[sync_plan.Bucket]:
-    parameters = {name: sync_plan.Parameter(shape, torch.float32) for row in producers for name in row}
-    return sync_plan.SyncPlan(parameters, producers, [wanted]).buckets(
-        lambda consumer: 0, lambda producer, consumers: 1, 1 << 10, 1 << 10
-    )
+    """Returns the buckets of a sync of `w`, whose consumers are on nodes of their own."""
+    plan = sync_plan.SyncPlan({"w": sync_plan.Parameter((4,), torch.float32)}, producers, wanted)
+    return plan.buckets(lambda consumer: consumer, far, most, most)
+
+
+WHOLE = {"w": Part((0,), (4,))}
+
+
+def test_replicas_are_read_in_turn_and_the_nearest_first() -> None:
+    turns = {producer for bucket in link([WHOLE] * 4, [WHOLE], most=4) for producer in bucket.producers}
+    assert turns == {0, 1, 2, 3}
+    near = link([WHOLE] * 4, [WHOLE] * 2, lambda producer, consumers: 1 + (producer % 2 != consumers[0]), 4)
+    assert all(producer % 2 == bucket.consumers[0] for bucket in near for producer in bucket.producers)
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(RouteError, match="no weights called `w`"):
-        link([{}], {"w": Part((0,), (4,))})
+    with pytest.raises(RouteError, match="no weights called `v`"):
+        link([WHOLE], [{"v": Part((0,), (4,))}])
     with pytest.raises(RouteError, match="only a part of `w`"):
-        link([{"w": Part((0,), (2,))}], {"w": Part((0,), (4,))})
+        link([{"w": Part((0,), (2,))}], [WHOLE])
     with pytest.raises(RouteError, match="more than one part of some elements of `w`"):
-        link([{"w": Part((0,), (2,))}, {"w": Part((0,), (4,))}], {"w": Part((0,), (4,))})
+        link([{"w": Part((0,), (2,))}, WHOLE], [WHOLE])
 
 
 def test_other_weights_than_at_first_are_refused() -> None:
