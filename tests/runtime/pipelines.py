@@ -79,7 +79,3 @@ def pipelines(draw: st.DrawFn) -> Plan:
         else:
             stages.append(call(f"s{number}", f"source-{where}.next", samples=draw(st.integers(3, 9))))
     return plan(groups, components, stages, steps=4)
-
-
-def made(name: str, seen: list[Any] | None = None) -> Component:
-    return Source() if name.startswith("source") else Echo([] if seen is None else seen)
