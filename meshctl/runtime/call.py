@@ -159,33 +159,37 @@ class Call:
     def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
         """Calls the stage once, sends its value through `outputs`, and returns whether its data have
         ended."""
-        state = self._state
-        state.at = (self.stage.name, step)
-        begin = perf_counter()
-        self._progress.enter(Activity.RECEIVING, self._number, begin)
-        arguments = received_arguments(self._inputs, step)
-        ready = perf_counter()
+        self._state.at = (self.stage.name, step)
+        begin = ready = perf_counter()
+        arguments: Arguments | None = Arguments([], {}, None, ())
+        if self._inputs:
+            self._progress.enter(Activity.RECEIVING, self._number, begin)
+            arguments = received_arguments(self._inputs, step)
+            ready = perf_counter()
         self._progress.enter(Activity.CALLING, self._number, ready)
         value: Any = END
         weight = 1.0
         if arguments is not None:
-            self._borrowed.begin(arguments)
-            value, first = self._call(step, arguments), arguments.first
-            self._borrowed.end(arguments)
-            if isinstance(value, Batch):
-                if self.stage.is_without_data:
-                    name = self.stage.name
-                    raise StageError(f"{self._named} returned a Batch, but `{name}` is a stage without data")
-                value = self._marked(identify(value, first))
-                weight = float(len(value))
-            if self._peer_check:
-                self._peer_check.compare(value, self._metrics.logged, step, is_sent=bool(outputs))
-            if first is not None:
-                weight = float(len(first))
+            value, weight = self._made(step, arguments, is_sent=bool(outputs))
         called = perf_counter()
         in_collectives = self._progress.take_collective_seconds()
-        state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
+        self._state.report.add_times(self.stage.name, ready - begin, called - ready, in_collectives)
         return self._send(outputs, value, step, weight, called)
+
+    def _made(self, step: int, arguments: Arguments, *, is_sent: bool) -> tuple[Any, float]:
+        """Returns the value of a call, and its weight: the number of samples."""
+        self._borrowed.begin(arguments)
+        value, first = self._call(step, arguments), arguments.first
+        self._borrowed.end(arguments)
+        if isinstance(value, Batch):
+            if self.stage.is_without_data:
+                name = self.stage.name
+                raise StageError(f"{self._named} returned a Batch, but `{name}` is a stage without data")
+            value = self._marked(identify(value, first))
+        if self._peer_check:
+            self._peer_check.compare(value, self._metrics.logged, step, is_sent=is_sent)
+        counted = value if first is None else first
+        return value, float(len(counted)) if isinstance(counted, Batch) else 1.0
 
     def _call(self, step: int, arguments: Arguments) -> Any:
         self._context.step, self._context.log = step, self._metrics.log
@@ -320,51 +324,40 @@ class SourceCall(Call):
         if self._producer == 0 or not outputs:
             self._agreement.ask(end_of_data(self.stage.name), ended=step)
 
-    def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
-        state = self._state
-        state.at = (self.stage.name, step)
-        begin = perf_counter()
-        self._progress.enter(Activity.CALLING, self._number, begin)
-        value = self._next_samples(step)
-        called = perf_counter()
-        in_collectives = self._progress.take_collective_seconds()
-        state.report.add_times(self.stage.name, 0.0, called - begin, in_collectives)
-        weight = float(len(value)) if isinstance(value, Batch) else 1.0
-        has_ended = self._send(outputs, value, step, weight, called)
-        self._had_no_data = value is END
-        return has_ended
-
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
         """Returns whether the stream has ended on all ranks. Where the value is sent on no route, the first
         producer decides, since its samples come before those of the others. Another producer may run out one
         step earlier, so it counts its second step without data."""
-        return all_ended if outputs else self._producer == 0 or self._had_no_data
+        had_no_data, self._had_no_data = self._had_no_data, True
+        return all_ended if outputs else self._producer == 0 or had_no_data
 
-    def _next_samples(self, step: int) -> Any:
-        """Returns this producer's share of the next samples; their ids are their numbers."""
+    def _made(self, step: int, arguments: Arguments, *, is_sent: bool) -> tuple[Any, float]:
+        """Returns this producer's share of the next samples, whose ids are their numbers, and their
+        number."""
         stage, numbers = self.stage, self._next_numbers()
         if self._producer is None:
-            return None
+            return None, 1.0
         is_whole = len(numbers) == stage.samples
         part = self._whole_share if is_whole else self._share_of(len(numbers))
         mine = numbers[part.start : part.stop]
-        if stage.block and not mine:
-            return END
-        value = self._call(step, Arguments([mine], {}, None, ()))
+        value = END if stage.block and not mine else self._call(step, arguments._replace(positional=[mine]))
         if value is None:
             self._check_end(mine, step)
-            return END
+            value = END
+        if value is END:
+            return END, 1.0
         if not isinstance(value, Batch):
             raise StageError(
                 f"a source must return a Batch or None, but {self._named} returned a {type(value).__name__}"
             )
-        count = len(value)
+        self._had_no_data = False
+        count, most = len(value), -(-len(numbers) // self._producers)
         if count > len(mine):
             raise StageError(f"{self._named} returned {count} samples, but its share is {len(mine)}")
-        most = -(-len(numbers) // self._producers)
-        if count:
-            return self._marked(numbered(value, mine.start, most))
-        return self._marked(Batch(value.columns, ids=torch.empty((0, 1), dtype=torch.int64), most=most))
+        if not count:
+            none = torch.empty((0, 1), dtype=torch.int64)
+            return self._marked(Batch(value.columns, ids=none, most=most)), 0.0
+        return self._marked(numbered(value, mine.start, most)), float(count)
 
     def _next_numbers(self) -> range:
         return self._sources.next_numbers(self.stage)
@@ -420,7 +413,10 @@ class Retries:
                 if failed == self._times:
                     raise
                 failed += 1
-                self._report(error, failed)
+                name, step = type(error).__name__, self._state.report.step
+                again = f"raised {name} and is called again ({failed} of {self._times})"
+                print(f"meshctl: step {step}: `{self._endpoint}` {again}", file=sys.stderr)
+                self._events.write("retried", step=step, stage=self._stage.name, error=name, times=failed)
                 reset()
             else:
                 if failed:
@@ -440,15 +436,6 @@ class Retries:
                     f"`{self._endpoint}` called a collective of its `torch_mesh`, and its `retry` may repeat "
                     "the call on one rank only: leave out `retry`"
                 )
-
-    def _report(self, error: Exception, failed: int) -> None:
-        name, step = type(error).__name__, self._state.report.step
-        times = f"{failed} of {self._times}"
-        print(
-            f"meshctl: step {step}: `{self._endpoint}` raised {name} and is called again ({times})",
-            file=sys.stderr,
-        )
-        self._events.write("retried", step=step, stage=self._stage.name, error=name, times=failed)
 
 
 class RepeatedSource(SourceCall):
