@@ -79,7 +79,7 @@ class Call:
         self._component, self._context = component, context_of(component)
         self._endpoint = context.transport.turn.during(getattr(component, stage.method))
         run = self._context.run_dir
-        self._metrics = StageMetrics(stage, collect, execute, mesh, rank, state, context.events, run)
+        self._metrics = StageMetrics(stage, mesh, rank, state, context.events, run, collect, execute)
         words = context.plan.seed, stage.component, stage.name, self._data_rank
         self._seed_all = partial(seed_all, *words, device=self._context.device.type)
         self._progress, self._number = context.progress, context.plan.stages.index(stage)

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from datetime import timedelta
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
-from meshctl.dataclass import dataclass
 from meshctl.network.control_store import Store, StoreLost
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.shutdown import StopAgreement
@@ -71,8 +70,6 @@ class GroupRestarts:
         self._own = plan.group_and_rank(plane.job_rank)[0]
         self._ends: Sequence[End] = ()
         self._step = 0
-        self.is_open_ended = False
-        """True if a stream may end the run unannounced."""
 
     def begin(self, ends: Sequence[End], step: int) -> None:
         """Begins to answer, before the step `step`. `ends` are this worker's ends of routes that may be
@@ -123,7 +120,6 @@ class GroupRestarts:
             "forgotten": max((end.other.forgotten for end in channels), default=NEVER),
             "versions": {end.route.source: end.other.forgotten for end in syncs},
             "rows": {end.route.source: end.row for end in syncs},
-            "is_open_ended": self.is_open_ended,
         }
 
     def _of(self, group: str) -> list[End]:
@@ -140,7 +136,7 @@ class GroupRestarts:
             with own_stream(plane.context.device), plane.forced():
                 for end in self._of(group):
                     is_sync = isinstance(end, ResumableWeights)
-                    after = decision["versions"][end.route.source] if is_sync else decision["step"]
+                    after = decision["versions"][end.route.source][0] if is_sync else decision["step"]
                     end.resume(route_generation(self._generations, self._own, group), after)
         except PeerLost:
             plane.suspend(group)  # its next generation gets everything
@@ -150,18 +146,17 @@ class GroupRestarts:
         return ""
 
 
-@dataclass(frozen=True)
-class Beginning:
+class Beginning(NamedTuple):
     """The step and the weights with which the workers of a group begin after its restart."""
 
     step: int
     """The step before their first one."""
-    versions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    versions: Mapping[str, Sequence[int]]
     """Sync -> the steps whose weights they will receive: first those to begin with, then those that are due
     in later steps."""
-    delivered: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    delivered: Mapping[str, Mapping[int, int]]
     """Route -> job rank of a consumer -> the last step that it has."""
-    rows: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    rows: Mapping[str, list[Any]]
     """Sync -> the layout of the weights of each producer."""
 
 
@@ -178,9 +173,10 @@ class Rejoining:
             for worker in plan.workers(name)
         ]
 
-    def begin(self, agreement: StopAgreement, start: int) -> Beginning:
+    def begin(self, agreement: StopAgreement, start: int, *, is_open_ended: bool) -> Beginning:
         """Returns where the group begins, once all of its workers have connected. `start` is the step before
-        the first one of the attempt. Raises `StageError` if the other groups no longer have what it needs."""
+        the first one of the attempt. Raises `StageError` if the other groups no longer have what it needs, or
+        with `is_open_ended`: a stream may end the run unannounced."""
         store, key = self._store, f"{PREFIX}{self._number}"
         call = json.loads(store.get(key))
         store.set(f"{key}/connected/{self._job_rank}", "")
@@ -194,16 +190,24 @@ class Rejoining:
                 [call["through"], *(each["complete"] for each in answers.values() if each["delivered"])]
             )
             versions = self._versions(agreement, start, step)
-            decision: dict[str, Any] = {"step": step, "versions": {k: v[0] for k, v in versions.items()}}
-            if reason := self._lacking(answers, step, versions):
+            decision: dict[str, Any] = {"step": step, "versions": versions}
+            if is_open_ended:
+                decision = {"whole": "a stream of the run may end unannounced"}
+            elif reason := self._lacking(answers, step, versions):
                 decision = {"whole": reason}
             store.compare_set(f"{key}/decision", "", json.dumps(decision))
         decision = json.loads(store.get(f"{key}/decision"))
         if "step" not in decision:
             why = decision.get("whole", "it was lost once more")
             raise StageError(f"`{self._group}` cannot restart alone: {why}")
-        step = decision["step"]
-        return Beginning(step, self._versions(agreement, start, step), *self._known(answers))
+        delivered: dict[str, dict[int, int]] = defaultdict(dict)
+        rows: dict[str, list[Any]] = defaultdict(list)
+        for other, answer in answers.items():  # the producers of a sync are neighbours, in their order
+            for route, step in answer["delivered"].items():
+                delivered[route][other] = step
+            for sync, row in answer["rows"].items():
+                rows[sync].append(row)
+        return Beginning(decision["step"], decision["versions"], delivered, rows)
 
     def await_others(self) -> None:
         """Waits until all other workers have reopened their routes. Raises `StageError` if one of them could
@@ -217,16 +221,6 @@ class Rejoining:
     def route_generation(self, other: str) -> int:
         return route_generation(self._generations, self._group, other)
 
-    def _known(self, answers: Mapping[int, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        delivered: dict[str, dict[int, int]] = {}
-        rows: dict[str, list[Any]] = {}
-        for other, answer in answers.items():  # the producers of a sync are neighbours, in their order
-            for route, step in answer["delivered"].items():
-                delivered.setdefault(route, {})[other] = step
-            for sync, row in answer["rows"].items():
-                rows.setdefault(sync, []).append(row)
-        return delivered, rows
-
     def _lacking(
         self, answers: Mapping[int, Mapping[str, Any]], step: int, versions: Mapping[str, Sequence[int]]
     ) -> str:
@@ -234,8 +228,6 @@ class Rejoining:
         have everything."""
         for other, answer in answers.items():
             name = ":".join(map(str, self._plan.group_and_rank(other)))
-            if answer["is_open_ended"]:
-                return "a stream of the run may end unannounced"
             if answer["forgotten"] > step:
                 return f"{name} no longer has what it sent in step {step + 1}"
             for sync, forgotten in answer["versions"].items():
@@ -247,17 +239,14 @@ class Rejoining:
         plan, schedule = self._plan, Schedule(self._plan)
 
         def ran(number: int) -> ScheduledStep:
-            is_cut = agreement.is_cut(number)
-            return schedule.at(
-                number, agreement.announced, is_open_ended=False, replayed=frozenset(), is_cut=is_cut
-            )
+            last, is_cut = agreement.announced, agreement.is_cut(number)
+            return schedule.at(number, last, is_open_ended=False, replayed=frozenset(), is_cut=is_cut)
 
-        into = [
-            stage
+        return {
+            stage.name: versions_after(stage, start, step, ran)
             for stage in plan.stages
             if stage.kind == "sync" and plan.component(stage.to).group == self._group
-        ]
-        return {stage.name: versions_after(stage, start, step, ran) for stage in into}
+        }
 
 
 def versions_after(stage: Stage, start: int, step: int, ran: Callable[[int], ScheduledStep]) -> list[int]:

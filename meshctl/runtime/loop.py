@@ -39,7 +39,6 @@ from meshctl.runtime.schedule import Gate, Schedule, ScheduledStep, StreamOrder
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten
-from meshctl.runtime.user_modes import collect_mode, execute_mode
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import RouteError
 
@@ -114,7 +113,6 @@ class Loop:
         start = self._rejoin(start) if self._context.rejoining else self._open(start)
         if self._context.restarts:
             ends = [end for end in self._ends if isinstance(end, ResumableChannel | ResumableWeights)]
-            self._context.restarts.is_open_ended = self._is_open_ended
             self._context.restarts.begin(ends, start + 1)
         last = self._agreement.last
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
@@ -179,21 +177,21 @@ class Loop:
         """Opens the routes of a worker whose group has restarted. Returns the step after which it runs."""
         rejoining = self._context.rejoining
         assert rejoining
-        beginning = rejoining.begin(self._agreement, start)
+        beginning = rejoining.begin(self._agreement, start, is_open_ended=self._is_open_ended)
         step = self._saved = beginning.step
         self._sources.move_to(step)
         for end in self._ends:
             if isinstance(end, ResumableChannel):
                 generation = rejoining.route_generation(end.other.group)
-                end.begin_after(generation, beginning.delivered.get(end.route.name, {}))
+                end.begin_after(generation, beginning.delivered[end.route.name])
         rejoining.await_others()
         for stage in self._stages:
             sync = self._syncs.get(stage.name)
             if isinstance(sync, ResumableWeights):
-                versions, rows = beginning.versions[stage.name], [*beginning.rows[stage.name]]
+                versions = beginning.versions[stage.name]
                 self._state.at = (stage.name, step)
                 generation = rejoining.route_generation(sync.other.group)
-                sync.begin_after(generation, step, versions, rows)
+                sync.begin_after(generation, step, versions, beginning.rows[stage.name])
                 self._load(stage, step, versions[0] + stage.lag)
             elif sync:
                 sync.open()
@@ -364,9 +362,8 @@ class Loop:
         return component
 
     def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:
-        mesh, modes = self._plan.component(name).mesh, (collect_mode("mean"), execute_mode("all"))
-        run, rank = context_of(self._context.components[name]).run_dir, self._context.rank
-        return StageMetrics(stage, *modes, mesh, rank, self._state, self._context.events, run)
+        mesh, run = self._plan.component(name).mesh, context_of(self._context.components[name]).run_dir
+        return StageMetrics(stage, mesh, self._context.rank, self._state, self._context.events, run)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
         end = self._syncs[stage.name]

@@ -19,7 +19,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -48,7 +48,7 @@ from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import LoopContext
-from meshctl.runtime.metrics.stage_metrics import PhaseMetrics
+from meshctl.runtime.metrics.stage_metrics import phase_log
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.routes.record import Recorder
@@ -140,39 +140,40 @@ def main(environ: Mapping[str, str] | None = None) -> int:
 class Worker:
     """Runs the components of one rank and reports its fault."""
 
+    _plan: Plan
+    _start: Start
+
     def __init__(self, env: WorkerEnv, run: RunDir, journal: Journal) -> None:
         self._env, self._run, self._journal = env, run, journal
         self._progress = Progress.from_environ(os.environ, env.attempt)
         self._loop: Loop | None = None
         self._data_plane: DataPlane | None = None
-        self._plan: Plan | None = None
         self._doing = "setup"
 
     def work(self) -> None:
         """Connects to the peers, sets up the components and runs the loop until the last step."""
         env, run = self._env, self._run
-        plan, start = Plan.read(env.plan), run.read_start()
-        self._plan = plan
+        plan, start = self._plan, self._start = Plan.read(env.plan), run.read_start()
         self._progress.has_all_checks = plan.run.has_all_checks
         set_log_level(plan.run.log_level)
         self._begin("connection", doing="setup")
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        data_plane, agreement = self._connect(plan, start)
+        data_plane, agreement = self._connect()
         self._data_plane = data_plane
         if plan.run.trace:
             worker = env.group, env.rank
             paths, node = (run.traced(*worker), run.profile(*worker)), plan.node_of(*worker)
             tracer = Tracer(plan.stages, plan.run.trace, *paths, node, env.attempt)
             self._progress.trace = data_plane.trace = tracer
-        components = self._components(plan, start, agreement, data_plane)
+        components = self._components(agreement, data_plane)
         if start.resume:
-            step, produced = self._resume(plan, components, start.resume)
+            step, produced = self._resume(components, start.resume)
         else:
             step = start.after  # a replay begins after this step, without a checkpoint
             calls = {stage.name: step // stage.every for stage in plan.sources if not stage.when}
             produced = {name: count * plan.stage(name).samples for name, count in calls.items()}
         self._doing = "the preparation of checkpoints"
-        context = self._loop_context(plan, start, components, agreement, data_plane)
+        context = self._loop_context(components, agreement, data_plane)
         self._loop = Loop(context)
         has_syncs = any(stage.kind == "sync" and context.hosts(stage) for stage in plan.stages)
         phase = "first sync" if has_syncs else "agreement on the last step"
@@ -180,21 +181,23 @@ class Worker:
         last = self._loop.run(step, produced)
         self._doing = "close"
         for name, component in components.items():
-            self._close(plan, name, component, last)
+            context_of(component).log = self._log_of(name, "close", last)
+            self._progress.enter(Activity.CLOSING, -1, perf_counter())
+            component.close()
         self._journal.write("done", step=last)
         self._journal.flush(SPACE_S)
         data_plane.close()
         dist.destroy_process_group()
 
-    def _connect(self, plan: Plan, start: Start) -> tuple[DataPlane, StopAgreement]:
-        env, group = self._env, plan.group(self._env.group)
+    def _connect(self) -> tuple[DataPlane, StopAgreement]:
+        env, group = self._env, self._plan.group(self._env.group)
         job_rank = group.first_job_rank + env.rank
         own, pairs = torch_stores(env.head, env.attempt, group, env.generation)
         store, listener = env.control.connect(), env.control.connect()
         join(own, group, env.rank, env.generation)
-        extend_path(start.path)
+        extend_path(self._start.path)
         data_plane = connect_all(
-            plan,
+            self._plan,
             job_rank,
             store,
             devices_of(group)[0],
@@ -206,16 +209,11 @@ class Worker:
         return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 
     def _loop_context(
-        self,
-        plan: Plan,
-        start: Start,
-        components: Mapping[str, Component],
-        agreement: StopAgreement,
-        data_plane: DataPlane,
+        self, components: Mapping[str, Component], agreement: StopAgreement, data_plane: DataPlane
     ) -> LoopContext:
-        env, connect = self._env, self._env.control.connect
+        env, connect, plan = self._env, self._env.control.connect, self._plan
         recorder = Recorder(plan.run.record, self._run.recorded) if plan.run.record else None
-        recorded = {route: Recorded(Path(folder)) for route, folder in start.replay.items()}
+        recorded = {route: Recorded(Path(folder)) for route, folder in self._start.replay.items()}
         return LoopContext(
             plan,
             env.group,
@@ -233,16 +231,12 @@ class Worker:
             rejoining=Rejoining(plan, data_plane.job_rank, connect(), env.generations)
             if env.generation
             else None,
-            **self._checkpoint_hooks(plan, components),
+            **self._checkpoint_hooks(components),
         )
 
-    def _close(self, plan: Plan, name: str, component: Component, last: int) -> None:
-        metrics = PhaseMetrics(
-            plan.component(name), "close", self._env.rank, last, self._journal, self._run.path
-        )
-        context_of(component).log = metrics.log
-        self._progress.enter(Activity.CLOSING, -1, perf_counter())
-        component.close()
+    def _log_of(self, component: str, phase: str, step: int) -> Callable[[Mapping[str, float], float], None]:
+        placed = self._plan.component(component)
+        return phase_log(placed, phase, self._env.rank, step, self._journal, self._run.path)
 
     def _begin(self, phase: str, doing: str = "") -> None:
         """Reports a phase before the first step. `doing` is what a fault in it is reported as; `phase` by
@@ -250,14 +244,12 @@ class Worker:
         self._doing = doing or phase
         self._journal.write("phase", phase=phase)
 
-    def _components(
-        self, plan: Plan, start: Start, agreement: StopAgreement, data_plane: DataPlane
-    ) -> dict[str, Component]:
+    def _components(self, agreement: StopAgreement, data_plane: DataPlane) -> dict[str, Component]:
         """Returns the group's components after `setup`.
 
         They are made in the order of the recipe on all ranks, so that collectives in `setup` match.
         """
-        made = {}
+        made, plan, start = {}, self._plan, self._start
         devices = devices_of(plan.group(self._env.group))
         before = step_of(start.resume) if start.resume else start.after
         if devices[0].type == "cuda":
@@ -274,7 +266,6 @@ class Worker:
                 if stage.kind == "call" and stage.component == placed.name
             ]
             seed_all(plan.seed, placed.name, device=devices[0].type)  # replicas start with equal weights
-            metrics = PhaseMetrics(placed, "setup", self._env.rank, before, self._journal, self._run.path)
             context = RankContext(
                 placed.name,
                 placed.mesh.at(self._env.rank),
@@ -284,7 +275,7 @@ class Worker:
                 run_dir=self._run.path,
                 exports=f"exports/{placed.name}" if len(exporting) > 1 else "exports",
                 seed=plan.seed,
-                log=metrics.log,
+                log=self._log_of(placed.name, "setup", before),
                 stop=agreement.ask,
                 nodes=partial(ranks_by_node, plan, self._env.group),
                 alloc=data_plane.alloc,
@@ -295,34 +286,32 @@ class Worker:
             made[placed.name] = component
         return made
 
-    def _resume(
-        self, plan: Plan, components: Mapping[str, Component], folder: str
-    ) -> tuple[int, dict[str, int]]:
+    def _resume(self, components: Mapping[str, Component], folder: str) -> tuple[int, dict[str, int]]:
         """Loads the state of every component. Returns the step of the checkpoint and source -> the number of
         samples that it had produced by then."""
         from meshctl.runtime import checkpoint
 
         self._begin("resume")
-        for name, component in stateful(plan, components).items():
-            if "components" in plan.run.accept and not (Path(folder) / name).is_dir():
+        for name, component in stateful(self._plan, components).items():
+            if "components" in self._plan.run.accept and not (Path(folder) / name).is_dir():
                 continue  # it begins without state
-            mesh = plan.component(name).mesh.at(self._env.rank)
+            mesh = self._plan.component(name).mesh.at(self._env.rank)
             state = checkpoint.load(Path(folder), name, component.state_dict(), mesh)
             component.load_state_dict(state)
         return step_of(folder), checkpoint.load_positions(Path(folder))
 
-    def _checkpoint_hooks(self, plan: Plan, components: Mapping[str, Component]) -> dict[str, Any]:
+    def _checkpoint_hooks(self, components: Mapping[str, Component]) -> dict[str, Any]:
         """Returns the functions that save a checkpoint, and that wait until none is in flight."""
-        if plan.run.checkpoint is None:
+        options = self._plan.run.checkpoint
+        if options is None:
             return {}
         from meshctl.runtime.checkpoint_writer import CheckpointWriter  # its import takes half a second
 
         group, rank = self._env.group, self._env.rank
         states = {
-            name: (component.state_dict, plan.component(name).mesh.at(rank))
-            for name, component in stateful(plan, components).items()
+            name: (component.state_dict, self._plan.component(name).mesh.at(rank))
+            for name, component in stateful(self._plan, components).items()
         }
-        options = plan.run.checkpoint
         writer = CheckpointWriter(self._run, group, rank, states, self._journal, options, self._progress)
         return {"save": writer.save, "wait_for_save": writer.wait}
 
@@ -330,7 +319,8 @@ class Worker:
         """Writes the `fault` event with the stage and step, and the whole traceback to the log."""
         stage, step = self._loop.state.at if self._loop else ("", None)
         self._progress.trace.end()
-        known = secrets_of(self._plan, self._env.group, os.environ) if self._plan else ()
+        has_plan = hasattr(self, "_plan")  # which may be what cannot be read
+        known = secrets_of(self._plan, self._env.group, os.environ) if has_plan else ()
         if not sys.stderr.isatty():  # on a terminal the launcher shows it
             sys.stderr.write(redact_traceback("".join(traceback.format_exception(error)), known))
         line, text = _described(error)
@@ -340,9 +330,7 @@ class Worker:
         # If this rank has called collectives since its last step, peers that called others may be the cause.
         record = self._progress.record
         lost = error.job_rank if isinstance(error, PeerLost) else None
-        peer: dict[str, Any] = (
-            {"peer": self._plan.group_and_rank(lost)} if self._plan and lost is not None else {}
-        )
+        peer: dict[str, Any] = {} if lost is None else {"peer": self._plan.group_and_rank(lost)}
         if self._loop and stage:  # the report of an ended step has been written
             self._journal.write_metrics(self._loop.state.report)  # a wrong number may be the cause
         self._journal.write(

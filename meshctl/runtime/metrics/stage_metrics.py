@@ -13,7 +13,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
@@ -36,13 +36,13 @@ class StageMetrics:
     def __init__(
         self,
         stage: Stage,
-        collect: CollectMode,
-        execute: ExecuteMode,
         mesh: DeviceMesh,
         rank: int,
         state: StepState,
         events: EventLog,
-        run: Path = Path(),
+        run: Path,
+        collect: CollectMode = COLLECT["mean"],
+        execute: ExecuteMode = EXECUTE["all"],
     ) -> None:
         """`run` is the run directory, to which images, histograms and tables are written."""
         self._stage, self._state, self._events = stage, state, events
@@ -198,8 +198,10 @@ def logged_values(
     return numbers, media
 
 
-class PhaseMetrics:
-    """The numbers that a component logs on one rank outside of stages.
+def phase_log(
+    component: Component, phase: str, rank: int, step: int, events: EventLog, run: Path
+) -> Callable[[Mapping[str, float], float], None]:
+    """Returns the `Component.log` of one rank outside of stages, which appends numbers to its events.
 
         in `setup`, before the first step      COMPONENT.setup.NAME, in the row of step 0
         in `close`, after the last step        COMPONENT.close.NAME, in the row of the last step
@@ -207,22 +209,17 @@ class PhaseMetrics:
     A run that continues from a checkpoint calls `setup` again; the row of its step exists and does not
     change.
     """
+    state = StepState(report=StepReport(step))
+    stage = Stage(f"{component.name}.{phase}", "call", component.name, phase)
+    metrics = StageMetrics(stage, component.mesh, rank, state, events, run)
 
-    def __init__(
-        self, component: Component, phase: str, rank: int, step: int, events: EventLog, run: Path
-    ) -> None:
-        self._events, self._report = events, StepReport(step)
-        stage = Stage(f"{component.name}.{phase}", "call", component.name, phase)
-        state = StepState(report=self._report)
-        modes = COLLECT["mean"], EXECUTE["all"]
-        self._metrics = StageMetrics(stage, *modes, component.mesh, rank, state, events, run)
+    def log(values: Mapping[str, float], weight: float) -> None:
+        metrics.begin_call()
+        metrics.log(values, weight)
+        events.write_metrics(state.report)
+        state.report.metrics.clear()
 
-    def log(self, values: Mapping[str, float], weight: float) -> None:
-        """Implements `Component.log`: appends the numbers to the events of the worker."""
-        self._metrics.begin_call()
-        self._metrics.log(values, weight)
-        self._events.write_metrics(self._report)
-        self._report.metrics.clear()
+    return log
 
 
 # Memory

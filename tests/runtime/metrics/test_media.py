@@ -21,7 +21,7 @@ from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics import media
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.topology.mesh import DeviceMesh
-from meshctl.topology.modes import COLLECT, EXECUTE
+from meshctl.topology.modes import EXECUTE
 from tests.runtime.in_process import KeptEvents
 from tests.runtime.plans import call
 
@@ -125,8 +125,8 @@ class Logged:
         self.run, self.events = RunDir(path), list[Event]()
         self.state = StepState(report=StepReport(3))
         kept, mesh = KeptEvents(self.events, "train", rank), DeviceMesh.from_sizes(dp_size=2, tp_size=2)
-        stage, modes = call("eval", "judge.loss", "batch"), (COLLECT["mean"], EXECUTE[execute])
-        self.metrics = StageMetrics(stage, *modes, mesh, rank, self.state, kept, path)
+        stage, mode = call("eval", "judge.loss", "batch"), EXECUTE[execute]
+        self.metrics = StageMetrics(stage, mesh, rank, self.state, kept, path, execute=mode)
         self.metrics.begin_call()
 
 

@@ -19,7 +19,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
-from meshctl.runtime.metrics.stage_metrics import PhaseMetrics, StageMetrics, memory
+from meshctl.runtime.metrics.stage_metrics import StageMetrics, memory, phase_log
 from meshctl.runtime.progress import WaitTimes
 from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from meshctl.topology.mesh import DeviceMesh
@@ -42,7 +42,9 @@ class Metrics:
         mesh = DeviceMesh.from_sizes(**(sizes or {"dp_size": 2}))
         kept = KeptEvents(self.events, "train", rank)
         stage = call("eval", "judge.loss", "batch")
-        self.of = StageMetrics(stage, COLLECT[collect], EXECUTE[execute], mesh, rank, self.state, kept)
+        self.of = StageMetrics(
+            stage, mesh, rank, self.state, kept, Path(), COLLECT[collect], EXECUTE[execute]
+        )
         self.of.begin_call()
 
     @property
@@ -191,9 +193,9 @@ def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFi
 def logged(rank: int) -> list[Event]:
     events: list[Event] = []
     placed = Placed("actor", "parts.Actor", "train", DeviceMesh.from_sizes(dp_size=1, tp_size=2))
-    metrics = PhaseMetrics(placed, "setup", rank, 0, KeptEvents(events, "train", rank), Path())
+    log = phase_log(placed, "setup", rank, 0, KeptEvents(events, "train", rank), Path())
     for number in (1.0, 2.0):
-        metrics.log({"parameters": number}, 1.0)
+        log({"parameters": number}, 1.0)
     return events
 
 
