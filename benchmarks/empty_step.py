@@ -35,7 +35,7 @@ from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.rank_context import RankContext
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 
 BASELINE = "208765c4"
 """The commit whose CPU time is the measure."""
@@ -206,7 +206,7 @@ def ray(stack: ExitStack, python: str) -> Peer | None:
 def run(end: End, folder: Path, component: Component) -> None:
     """A worker's whole run, as `meshctl.runtime.worker` runs it."""
     store, listener = end.connect(), end.connect()
-    transport = connect_all(end.plan, end.job_rank, store)
+    transport = Handshake(end.plan, end.job_rank, store).connect()
     ending = StopAgreement(
         PrefixStore("ending", store),
         PrefixStore("ending", listener),

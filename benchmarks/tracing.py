@@ -35,7 +35,7 @@ from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
 from meshctl.runtime.trace import Tracer
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 
 OUTSIDE_GOAL = 1.02
 """CPU time of a step that is not traced, of that in a run without a trace, at most."""
@@ -158,7 +158,7 @@ def run(end: End, folder: Path, steps: int) -> None:
     turn = Turn(end.driver, steps, folder)
     component = (Maker if end.gives else Consumer)(turn)
     store, listener, progress = end.connect(), end.connect(), Progress()
-    transport = connect_all(end.plan, end.job_rank, store, progress=progress)
+    transport = Handshake(end.plan, end.job_rank, store, progress=progress).connect()
     stores = PrefixStore("ending", store), PrefixStore("ending", listener)
     [placed] = end.plan.components_of(end.group)
     component._context = RankContext(placed.name, placed.mesh.at(end.rank), end.rank)

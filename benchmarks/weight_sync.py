@@ -38,7 +38,7 @@ from benchmarks.worlds import End, Step, World
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
 from meshctl.runtime.routes.sync_plan import Shard as Part
 from meshctl.runtime.routes.weights import WeightChannel
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 from meshctl.topology.memory import MAX_BUCKET_BYTES
 from meshctl.topology.mesh import DeviceMesh, even_split
 from meshctl.topology.modes import Route
@@ -154,7 +154,7 @@ def expected(number: int, box: Part) -> Tensor:
 
 def sync(case: Case, mib: int, loads: bool, end: End) -> Step:
     """Returns a step of a worker that sends or receives weights over a `WeightChannel`."""
-    transport = connect_all(end.plan, end.job_rank, end.connect())
+    transport = Handshake(end.plan, end.job_rank, end.connect()).connect()
     own, step = (
         weights(
             end.plan.component("actor" if end.gives else "sampler").mesh,

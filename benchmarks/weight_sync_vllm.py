@@ -46,7 +46,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from benchmarks.worlds import End, Step, World
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run, Stage
 from meshctl.runtime.routes.weights import WeightChannel
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 
@@ -98,7 +98,7 @@ class Trainer:
 
     def __init__(self, end: End, config: Mapping[str, Any], folder: Path) -> None:
         store = end.connect()
-        transport = connect_all(end.plan, end.job_rank, store)
+        transport = Handshake(end.plan, end.job_rank, store).connect()
         dist.init_process_group(
             "gloo", store=PrefixStore("trainer", store), rank=end.rank, world_size=TRAINER.world_size
         )
@@ -178,7 +178,7 @@ class Sampled:
 
     def __init__(self, end: End, config: Mapping[str, Any], folder: Path) -> None:
         store = end.connect()
-        transport = connect_all(end.plan, end.job_rank, store)
+        transport = Handshake(end.plan, end.job_rank, store).connect()
         self._file, self._group = folder / "model.safetensors", _pair(store, 1)
         self._channel = WeightChannel(end.context(transport), None, dict)
         self._channel.open()

@@ -25,7 +25,7 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 
@@ -116,7 +116,7 @@ def meshctl(
 ) -> Step:
     """A step over the product's own channel: a producer gives the same batch each time, `make(rank,
     producers)`. `in_place`: made in memory that is read as it lies."""
-    transport = connect_all(end.plan, end.job_rank, end.connect())
+    transport = Handshake(end.plan, end.job_rank, end.connect()).connect()
     batch = make(end.rank, end.plan.group("one").workers) if end.gives else Batch({})
     if in_place:
         batch = batch.with_columns(**{name: _placed(transport, batch[name]) for name in batch.names})
@@ -129,7 +129,7 @@ def _placed(transport: DataPlane, column: torch.Tensor) -> torch.Tensor:
 
 def moving(end: End, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:
     """A step over the product's own channel, with another batch each time."""
-    return _step(end, connect_all(end.plan, end.job_rank, end.connect()), next, use)
+    return _step(end, Handshake(end.plan, end.job_rank, end.connect()).connect(), next, use)
 
 
 def _step(end: End, transport: DataPlane, next: Callable[[], Batch], use: Callable[[Batch], Any]) -> Step:

@@ -59,8 +59,8 @@ from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.user_modes import ModeError
 from meshctl.runtime.world import (
     Control,
+    Handshake,
     connect_again,
-    connect_all,
     devices_of,
     join,
     ranks_by_node,
@@ -196,7 +196,7 @@ class Worker:
         store, listener = env.control.connect(), env.control.connect()
         join(own, group, env.rank, env.generation)
         extend_path(self._start.path)
-        data_plane = connect_all(
+        data_plane = Handshake(
             self._plan,
             job_rank,
             store,
@@ -205,7 +205,7 @@ class Worker:
             has_left=env.control.peer_has_left,
             torch_store=pairs,
             progress=self._progress,
-        )
+        ).connect()
         return data_plane, StopAgreement(store.under(PREFIX), listener.under(PREFIX), job_rank)
 
     def _loop_context(

@@ -134,42 +134,6 @@ def suffix_of(generation: int) -> str:
     return f"/{generation}" if generation else ""
 
 
-def connect_all(
-    plan: Plan,
-    job_rank: int,
-    store: Store,
-    device: torch.device = CPU,
-    generations: Mapping[str, int] | None = None,
-    has_left: Callable[[int], bool] = lambda job_rank: False,
-    torch_store: TorchStore | None = None,
-    progress: Progress | None = None,
-) -> DataPlane:
-    """Returns a data plane that reaches every worker with which this one shares a route; all workers call it.
-    `device` is this worker's, `generations` are those of the groups, 0 if one is missing. `has_left` returns
-    whether a job rank has left the run in order. Communicators of devices are made through `torch_store`,
-    which is `store` if it is None. The waits of this worker are noted in `progress`.
-
-    Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the environment
-    asks for a transport that does not exist.
-    """
-    if why := transport_error(os.environ):
-        raise ConnectError(why)
-    shared = torch_store or cast(TorchStore, store)
-    connecting = Handshake(plan, job_rank, store, shared, device, generations or {}, has_left, progress)
-    return connecting.data_plane()
-
-
-@dataclass(frozen=True)
-class Device:
-    """This worker's device, and the devices of peers that its tensors reach without host memory."""
-
-    memory: DeviceMemory
-    access: PeerAccess
-    """The pairs of workers on this node that read each other's device memory."""
-    far: frozenset[int]
-    """Job ranks on other nodes that have such a device."""
-
-
 @dataclass(frozen=True)
 class Handshake:
     """A worker that connects to the others."""
@@ -177,26 +141,36 @@ class Handshake:
     plan: Plan
     job_rank: int
     store: Store
-    torch_store: TorchStore
-    device: torch.device
-    generations: Mapping[str, int]
-    has_left: Callable[[int], bool]
+    device: torch.device = CPU
+    """The device of this worker."""
+    generations: Mapping[str, int] = field(default_factory=dict)
+    """Those of the groups; 0 if one is missing."""
+    has_left: Callable[[int], bool] = lambda job_rank: False
+    """Returns whether a job rank has left the run in order."""
+    torch_store: TorchStore | None = None
+    """The store through which communicators of devices are made, if it is not `store`."""
     progress: Progress | None = None
+    """The record in which the waits of this worker are noted."""
 
-    def data_plane(self) -> DataPlane:
+    def connect(self) -> DataPlane:
+        """Returns a data plane that reaches every worker with which this one shares a route; all workers call
+        it. Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the
+        environment asks for a transport that does not exist."""
+        if why := transport_error(os.environ):
+            raise ConnectError(why)
         near, far = self._peers()
-        device = self._device(near, far)
-        context = self._context(device is not None)
-        data_plane = DataPlane(context)
-        memory, access = (device.memory, device.access) if device else (None, None)
+        memory, access, far_devices = self._device(near, far)
+        data_plane = DataPlane(self._context(memory is not None))
+        # The secret of the attempt is chosen by the first worker that needs it and equal for all.
+        token = self.store.compare_set("token", "", secrets.token_hex(16)).decode()
         try:
             if len(near) > 1:
-                self._connect(NEAR, LocalTransport(data_plane, self._token, memory, access), near)
+                self._connect(NEAR, LocalTransport(data_plane, token, memory, access), near)
             if far:
-                devices, host = device.far if device else frozenset[int](), "127.0.0.1"
+                host = "127.0.0.1"
                 if isinstance(self.store, StoreClient):  # the address from which this worker reaches the head
                     host = address_towards(*split(self.store.address))
-                self._connect(FAR, TcpTransport(data_plane, self._token, host, memory, devices), far)
+                self._connect(FAR, TcpTransport(data_plane, token, host, memory, far_devices), far)
         except BaseException:
             data_plane.release()
             raise
@@ -210,11 +184,6 @@ class Handshake:
     @cached_property
     def _routes(self) -> list[Route]:
         return [route for route in self.plan.routes if self._group in self.plan.ends_of(route)]
-
-    @property
-    def _token(self) -> str:
-        """The secret of the attempt, chosen by the first worker that needs it and equal for all."""
-        return self.store.compare_set("token", "", secrets.token_hex(16)).decode()
 
     def _peers(self) -> tuple[set[int], set[int]]:
         """Returns the job ranks that this one shares routes with: on its node, itself included, and
@@ -251,17 +220,22 @@ class Handshake:
             else lambda job_rank, tag: None,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
-            make_transfers=partial(transfers_of, self.job_rank, device, self.torch_store)
+            make_transfers=partial(
+                transfers_of, self.job_rank, device, self.torch_store or cast(TorchStore, self.store)
+            )
             if has_device_memory
             else None,
         )
 
-    def _device(self, near: Set[int], far: Set[int]) -> Device | None:
-        """Returns this worker's device with the devices of peers that it can exchange tensors with; None
-        if all tensors travel through host memory."""
-        plan = self.plan
+    def _device(
+        self, near: Set[int], far: Set[int]
+    ) -> tuple[DeviceMemory | None, PeerAccess | None, frozenset[int]]:
+        """Returns this worker's device with what its tensors reach without host memory: the pairs of workers
+        on this node, and the job ranks on other nodes. There is no device if all tensors travel through host
+        memory."""
+        plan, nothing = self.plan, (None, None, frozenset[int]())
         if plan.group(self._group).device_type not in DEVICES:
-            return None
+            return nothing
         direct = {
             other for other in near | far if is_direct(plan, self._group, plan.group_and_rank(other)[0])
         }
@@ -278,7 +252,7 @@ class Handshake:
         access = handshake(memory, self.job_rank, direct & near | {self.job_rank}, store, wait)
         library = memory.transfer_library if memory else ""
         others = devices_at(direct & far, library, store, wait)
-        return None if memory is None else Device(memory, access, others)
+        return nothing if memory is None else (memory, access, others)
 
     def _connect(self, where: str, transport: LocalTransport | TcpTransport, peers: Set[int]) -> None:
         try:

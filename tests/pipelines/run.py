@@ -22,7 +22,6 @@ from meshctl.run.shutdown import StopRequest
 from meshctl.runtime.component import Component
 from meshctl.runtime.instantiate import make
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.world import connect_all
 from tests.paths import ROOT
 from tests.pipelines.calls import Called, Worker
 from tests.pipelines.judged import Best, Rows
@@ -156,7 +155,7 @@ def in_threads(
         on_setup=resume,
         ask=supervisor.ask,
         on_fault=on_fault,
-        connect=connect_all if nodes else None,
+        over_sockets=bool(nodes),
     )
     supervisor.ask(outcome)
     faults = [*filter(None, [supervisor.judge.fault]), *map(repr, outcome.faults.values())]

@@ -30,7 +30,7 @@ from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
-from meshctl.runtime.world import ranks_by_node
+from meshctl.runtime.world import Handshake, ranks_by_node
 from tests.hang import HANG_S
 from tests.runtime.memory import MemoryDataPlane
 
@@ -109,12 +109,11 @@ def run(
     given: Mapping[str, int] = MappingProxyType({}),
     on_setup: Callable[[Mapping[str, Component]], None] = lambda components: None,
     on_fault: Callable[[], None] = lambda: None,
-    connect: Callable[[Plan, int, Any], DataPlane] | None = None,
+    over_sockets: bool = False,
 ) -> Outcome:
     """Runs the plan to its end, or until one worker has a fault. `ask` may request a last step, by what
     has happened so far. The run continues after the step `start`, by which the sources had produced `given` samples; `on_setup` is called
-    with the components of each worker. `connect` makes the data plane of a job rank, for which the workers meet in a
-    store; without it, frames stay in memory.
+    with the components of each worker. Frames stay in memory without `over_sockets`.
 
     A fault ends all waits of the other workers; `on_fault` ends those of the caller's functions. Raises
     `TimeoutError` if the run does not end, which is a deadlock: a bug of the plan or of the runtime.
@@ -126,7 +125,7 @@ def run(
     job_ranks = [group.first_job_rank + rank for group in plan.groups for rank in range(group.workers)]
     slots = {number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)}
     data_planes: dict[int, DataPlane] = {}
-    if connect is None:
+    if not over_sockets:
         data_planes.update({job_rank: MemoryDataPlane(job_rank, slots, hub) for job_rank in job_ranks})
 
     def work(job_rank: int) -> None:
@@ -140,10 +139,9 @@ def run(
                 )
                 component.setup()
             on_setup(components)
-            if connect:
-                data_planes[job_rank] = connect(
-                    plan, job_rank, StoreOfWorkers(PrefixStore("planes", store), outcome)
-                )
+            if over_sockets:
+                met: Any = StoreOfWorkers(PrefixStore("planes", store), outcome)
+                data_planes[job_rank] = Handshake(plan, job_rank, met).connect()
                 if outcome.faults:
                     raise PeerLost("a worker has a fault")
             agreement = StopAgreement(waiting, store, job_rank)
@@ -162,14 +160,14 @@ def run(
                 recorded,
             )
             outcome.last[job_rank] = Loop(context).run(start, given)
-            if connect:
+            if over_sockets:
                 data_planes[job_rank].close()
         except Exception as error:
             outcome.faults[job_rank] = error
             for data_plane in [*data_planes.values()]:
                 data_plane.fail(PeerLost(str(error)))
             on_fault()
-            if connect and job_rank in data_planes:
+            if over_sockets and job_rank in data_planes:
                 data_planes[job_rank].release()
 
     earlier = set(threading.enumerate())

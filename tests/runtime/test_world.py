@@ -23,7 +23,7 @@ from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.errors import ConnectError, PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.tcp.transport import TcpTransport
-from meshctl.runtime.world import connect_all
+from meshctl.runtime.world import Handshake
 from meshctl.topology.cluster import DIRECT, Cluster
 from meshctl.topology.modes import Dispatch
 from tests.runtime.devices.standin import Standin
@@ -95,7 +95,7 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
     store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
 
     def work(job_rank: int) -> None:
-        transport = connect_all(made, job_rank, store)
+        transport = Handshake(made, job_rank, store).connect()
         others = [other for other in range(4) if other != job_rank]
         for other in others:
             seen[job_rank, other] = type(transport.transport_to(other)).__name__
@@ -118,14 +118,14 @@ def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
     monkeypatch: pytest.MonkeyPatch, chosen: str
 ) -> None:
     monkeypatch.setenv("MESHCTL_TRANSPORT", chosen)
-    [error] = at_once(lambda: connect_all(job(), 0, HashStore()))
+    [error] = at_once(lambda: Handshake(job(), 0, HashStore()).connect())
     assert error == f"ConnectError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
 
 
 def test_a_peer_that_only_its_own_node_can_reach_is_reported() -> None:
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1", greeting(made, "10.77.0.2 1"))
-    [error] = at_once(lambda: connect_all(made, 0, store))
+    [error] = at_once(lambda: Handshake(made, 0, store).connect())
     which = "b:0 listens on 10.77.0.2 and a:0 on 127.0.0.1"
     assert (
         error
@@ -136,12 +136,12 @@ def test_a_peer_that_only_its_own_node_can_reach_is_reported() -> None:
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "JOIN", timedelta(seconds=1))
     with pytest.raises(PeerLost, match=r"^other nodes: b:0 did not connect within 1 s$"):
-        connect_all(apart(), 0, HashStore())
+        Handshake(apart(), 0, HashStore()).connect()
 
 
 def test_another_plan_is_an_error_that_names_the_routes() -> None:
     store = HashStore()
-    errors = at_once(*(partial(connect_all, apart(2 + job_rank), job_rank, store) for job_rank in (0, 1)))
+    errors = at_once(*(Handshake(apart(2 + job_rank), job_rank, store).connect for job_rank in (0, 1)))
     assert errors == [
         f"ConnectError: other nodes: {who} runs another plan of the routes `s -> t`" for who in ("b:0", "a:0")
     ]
@@ -153,14 +153,14 @@ def test_a_handshake_that_fails_leaves_no_socket_open() -> None:
     before = {*Path("/proc/self/fd").iterdir()}
     for _ in range(3):
         with pytest.raises((ConnectError, PeerLost)):
-            connect_all(made, 0, store)
+            Handshake(made, 0, store).connect()
     assert {*Path("/proc/self/fd").iterdir()} <= before  # a socket of an earlier test may have been collected
 
 
 def test_a_worker_of_another_generation_is_refused() -> None:
     store, made = HashStore(), apart()
     store.set(f"{world.FAR}/1/2", greeting(made, "127.0.0.1 1", generation=1))
-    [error] = at_once(lambda: connect_all(made, 0, store, generations={"b": 2}))
+    [error] = at_once(lambda: Handshake(made, 0, store, generations={"b": 2}).connect())
     assert error == "ConnectError: other nodes: b:0 is of generation 1, and 2 is the current one"
 
 
@@ -177,7 +177,7 @@ def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(
     store = HashStore()
     store.set(f"{world.FAR}/1", greeting(made, "nowhere", {"s -> t": "another"}))
     with pytest.raises(ConnectError, match=r"`s -> t`: b:0 has another source of its modes than a:0"):
-        connect_all(made, 0, store)
+        Handshake(made, 0, store).connect()
     (tmp_path / "own_modes.py").write_text("from meshctl import DispatchMode\nEVEN = DispatchMode()  # new\n")
     assert user_modes.source_digests(made, made.routes) != ours
 
@@ -206,7 +206,7 @@ def paths(*, restartable: bool) -> dict[tuple[str, str], str]:
     made = replace(made, groups=tuple(groups), cluster=Cluster.of(1, cuda=4))
 
     def work(job_rank: int) -> None:
-        transport = connect_all(made, job_rank, store, torch.device("cuda", job_rank))
+        transport = Handshake(made, job_rank, store, torch.device("cuda", job_rank)).connect()
         for other in {*range(4)} - {job_rank}:
             device = transport.transport_to(other).pool.device
             assert device is not None
