@@ -122,7 +122,13 @@ def load(folder: Path, name: str, own: dict[str, Any], mesh: DeviceMesh) -> dict
         raise CheckpointError(str(error)) from error
     if reason := varying.refusal(name, mesh):
         raise CheckpointError(f"{path}: {reason}")
-    return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
+    try:
+        return _Load(path, name, StateTree.of(name, own), mesh, varying, metadata).state()
+    except CheckpointError:
+        raise
+    except DOCUMENT_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"the document of {path} is damaged: {reason}") from error
 
 
 class _StoredNames:
@@ -158,15 +164,6 @@ class _Load:
     metadata: Metadata
 
     def state(self) -> dict[str, Any]:
-        try:
-            return self._state()
-        except CheckpointError:
-            raise
-        except DOCUMENT_ERRORS as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise CheckpointError(f"the document of {self.path} is damaged: {reason}") from error
-
-    def _state(self) -> dict[str, Any]:
         stored = _StoredNames(self.varying, self.mesh)
         is_changed = bool(self.varying.changed(self.varying.document, self.mesh))
         if not is_changed:

@@ -78,7 +78,9 @@ class CheckpointWriter:
         `options.is_async` it is a collective call of all ranks of the group."""
         self._run, self._group, self._rank, self._states, self._events = run, group, rank, states, events
         self._staging = Staging() if options.is_async else None
-        self._world = _background_world(rank) if options.is_async else None
+        self._world: Collective | None = None  # of all ranks, over a process group of its own
+        if options.is_async and dist.is_initialized() and (size := dist.get_world_size()) > 1:
+            self._world = Collective(range(size), rank, dist.new_group(backend="gloo", timeout=RUNNING))
         self._progress, self._trace = progress, progress.trace
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
@@ -198,15 +200,6 @@ class Staging:
         make: Any = DTensor  # `from_local` would copy the shard back to the device of the mesh
         copy: Tensor = make(self._copied(key, local), sharded._spec, requires_grad=False)
         return copy
-
-
-def _background_world(rank: int) -> Collective | None:
-    """Returns the collective of all ranks of the group over a process group of its own; None for a group of
-    one worker. It is a collective call of all ranks."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return None
-    ranks = range(dist.get_world_size())
-    return Collective(ranks, rank, dist.new_group(backend="gloo", timeout=RUNNING))
 
 
 def reason_of(error: BaseException, path: Path) -> str:

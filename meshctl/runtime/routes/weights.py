@@ -248,7 +248,10 @@ class WeightChannel:
             _fill(unpack(lease.frame)[3], bucket, parts, own)
             self._transport.deliver(lease)
         else:
-            _fill(self._invited(bucket), bucket, parts, own)
+            leader = self._context.producer.job_rank(bucket.leader)
+            receive = partial(self._transport.receive_value, leader, self._tag + SHARED_WRITE)
+            laid_out = self._next(leader, receive, self.last_sent).tensors
+            _fill(laid_out, bucket, parts, own)
             self._transport.send(self._readers(bucket), self._tag + VALUES, Frame([*head, []]))
 
     def _lay_out(self, bucket: Bucket, head: list[Any]) -> Lease:
@@ -260,12 +263,6 @@ class WeightChannel:
         others = [self._context.producer.job_rank(each) for each in bucket.producers if each != bucket.leader]
         readers, tag = self._readers(bucket), self._tag + SHARED_WRITE
         return self._transport.lay_out(readers, self._tag, frame, others, tag)
-
-    def _invited(self, bucket: Bucket) -> Sequence[Tensor]:
-        """Returns the items of a bucket in the frame that its leader laid out."""
-        leader = self._context.producer.job_rank(bucket.leader)
-        receive = partial(self._transport.receive_value, leader, self._tag + SHARED_WRITE)
-        return self._next(leader, receive, self.last_sent).tensors
 
     # Receiving
 

@@ -110,7 +110,10 @@ class StateTree:
         """Raises `CheckpointError` with the path and the type of a value that cannot be stored."""
         found = cls(None)
         try:
-            document = _Encoder(found).root(state)
+            if not isinstance(state, Mapping):
+                returned = _type_name(state)
+                raise CheckpointError(f"`state_dict()` returned a {returned}; it must return a dict")
+            document = _Encoder(found).part(state, ())
             found = cls(document, found.tensors, found.sharded)
             leaves_of(document)
         except CheckpointError as error:
@@ -208,11 +211,6 @@ class _Encoder:
     def __init__(self, tree: StateTree) -> None:
         self._tree = tree
 
-    def root(self, state: object) -> Document:
-        if not isinstance(state, Mapping):
-            raise CheckpointError(f"`state_dict()` returned a {_type_name(state)}; it must return a dict")
-        return self.part(state, ())
-
     def part(self, value: Any, path: Path) -> Document:
         kind = type(value)
         if value is None or kind in (bool, float, str):
@@ -233,9 +231,10 @@ class _Encoder:
             return ["deque", value.maxlen, self._items(value, path)]
         if kind in SETS:
             return [SETS[kind], sorted((self._key(item, path) for item in value), key=json.dumps)]
-        if kind is defaultdict:
-            return self._defaultdict(value, path)
-        if isinstance(value, Mapping):
+        if kind is defaultdict and value.default_factory in (None, *FACTORIES.values()):
+            factory = value.default_factory
+            return ["defaultdict", factory.__name__ if factory else "", self._pairs(value, path)]
+        if isinstance(value, Mapping) and kind is not defaultdict:
             # torch.nn.Module.state_dict() returns an OrderedDict with this attribute.
             metadata = getattr(value, "_metadata", None) if kind is OrderedDict else None
             versions = [] if metadata is None else [self.part(metadata, (*path, "_metadata"))]
@@ -247,13 +246,6 @@ class _Encoder:
 
     def _pairs(self, values: Mapping[Any, Any], path: Path) -> list[list[Document]]:
         return [[self._key(key, path), self.part(value, (*path, str(key)))] for key, value in values.items()]
-
-    def _defaultdict(self, value: defaultdict[Any, Any], path: Path) -> Document:
-        factory = value.default_factory
-        if factory is not None and factory not in FACTORIES.values():
-            raise self._refused(value, path)
-        name = factory.__name__ if isinstance(factory, type) else ""
-        return ["defaultdict", name, self._pairs(value, path)]
 
     def _key(self, key: Any, path: Path) -> Document:
         if not isinstance(key, (*KEYS, np.generic)):
@@ -274,40 +266,31 @@ class _Encoder:
         name = name_of(path)
         # torch.distributed.checkpoint divides the first two among ranks, and knows subclasses
         if isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value):
-            self._add(self._tree.sharded, name, value)
+            self._tree.sharded[name] = value
             return ["sharded", name]
-        if problem := _problem_of(value):
+        if value.layout is not torch.strided or value.is_nested:
+            layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+            raise CheckpointError(f"`{name}` is a tensor of layout {layout}: store its dense form")
+        if value.is_quantized:
+            problem = "quantized tensor: store its `int_repr()` with scale and zero point"
             raise CheckpointError(f"`{name}` is a {problem}")
-        self._add(self._tree.tensors, name, value.detach())
+        if value.is_meta:
+            raise CheckpointError(f"`{name}` is a tensor on the `meta` device, which has no data")
+        self._tree.tensors[name] = value.detach()
         return ["tensor", name] if value.device.type == "cpu" else ["tensor", name, value.device.type]
 
     def _array(self, value: np.ndarray[Any, Any], path: Path) -> Document:
         name = name_of(path)
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         flat = flat if flat.flags.writeable else flat.copy()  # torch shares memory only if it may write
-        self._add(self._tree.tensors, name, torch.from_numpy(flat))
+        self._tree.tensors[name] = torch.from_numpy(flat)
         return ["numpy", name, value.dtype.str, list(value.shape)]
-
-    def _add(self, tensors: dict[str, Tensor], name: str, value: Tensor) -> None:
-        if name in self._tree.tensors or name in self._tree.sharded:
-            raise CheckpointError(f"two values have the name `{name}`; rename one of their keys")
-        tensors[name] = value
 
     def _refused(self, value: object, path: Path) -> CheckpointError:
         reason = ADVICE.get(type(value).__name__, "state is plain data, tensors and numpy arrays")
         if hasattr(value, "state_dict"):
             reason = "store its `state_dict()`"
         return CheckpointError(f"`{name_of(path)}` is a {_type_name(value)}: {reason}")
-
-
-def _problem_of(value: Tensor) -> str:
-    """Returns what a tensor is whose bytes cannot be stored, with the way out; empty for any other."""
-    if value.layout is not torch.strided or value.is_nested:
-        layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-        return f"tensor of layout {layout}: store its dense form"
-    if value.is_quantized:
-        return "quantized tensor: store its `int_repr()` with scale and zero point"
-    return "tensor on the `meta` device, which has no data" if value.is_meta else ""
 
 
 def _type_name(value: object) -> str:
