@@ -23,13 +23,13 @@ from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.checks import Borrowed, PeerCheck
 from meshctl.runtime.component import context_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
-from meshctl.runtime.kept_values import KeptValues, PassValues
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.inputs import Arguments, HeldInput, Input, InputEnd, received_arguments
+from meshctl.runtime.routes.joins import KeptValues, PassValues
 from meshctl.runtime.seeding import seed_all
 from meshctl.runtime.sources import Sources
 from meshctl.runtime.user_modes import collect_mode, execute_mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.kept_values import KeptValues
+from meshctl.runtime.routes.joins import KeptValues
 
 
 def test_the_last_values_are_kept_as_copies() -> None:

@@ -21,9 +21,9 @@ from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 
 VALUES, TABLES, REALIGN, SHARED_WRITE, FORWARD = range(5)
-"""The tags of a route, counted from its first: values; rows exchanged within a side; samples moved between
-consumers (and the layouts of weights); buffers that several producers write; frames forwarded within a
-node."""
+"""The tags of a route, counted from its first: values; rows exchanged within a side (and the layouts of
+weights, of both sides); samples moved between consumers; buffers that several producers write; frames
+forwarded within a node."""
 TAGS_PER_ROUTE = 5
 SHARED_WRITE_MIN_BYTES = 1 << 16
 """Minimum size of a bucket of weights for its producers to write into one frame. Smaller ones are sent

@@ -17,10 +17,10 @@ import torch
 
 from meshctl.plan.model import Block
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.kept_values import copied
 from meshctl.runtime.routes.alignment import Assignment, selected
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received
+from meshctl.runtime.routes.joins import copied
 from meshctl.topology.modes import Route
 from meshctl.topology.partition import group_bounds, minibatches
 from meshctl.topology.samples import RouteError

@@ -18,12 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from meshctl.runtime.kept_values import copied
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import VALUES, Received, RouteContext
-from meshctl.runtime.routes.negotiation import Weights, plan_again, row_of
-from meshctl.runtime.routes.sync_plan import SyncPlan
-from meshctl.runtime.routes.weights import WeightChannel, local_of
+from meshctl.runtime.routes.joins import copied
+from meshctl.runtime.routes.weights import WeightChannel, Weights, gathered, local_of, row_of
 from meshctl.runtime.transports.errors import PeerLost
 
 NEVER = -1
@@ -159,8 +157,8 @@ class ResumableWeights(WeightChannel):
         super().__init__(context, *ends, lag=lag, checksum=checksum)
         self.other = _Other(context, lag + 2)
 
-    def _begin(self, plan: SyncPlan) -> None:
-        super()._begin(plan)
+    def _begin(self, held: Sequence[Any], requested: Sequence[Any]) -> None:
+        super()._begin(held, requested)
         if self._transport.context.restartable:
             frames = (self._lag + 3) * self._slots(self._lag + 1)
             self._transport.allow(self._tag + VALUES, frames)
@@ -189,5 +187,6 @@ class ResumableWeights(WeightChannel):
         weights it will receive, first the one to begin with, and `rows` the layouts of all producers."""
         self._generation = generation
         assert self._wanted_of
-        self._begin(plan_again(self._context, rows, row_of(self._wanted_of())))
+        wanted = gathered(self._context, self._context.consumer.job_ranks, row_of(self._wanted_of()))
+        self._begin(rows, [*wanted.values()])
         self._pending, self.last_sent = deque(versions), step

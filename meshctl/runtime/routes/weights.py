@@ -5,10 +5,10 @@ it to those that need it.
     consumer    load_weights(stream of (name, tensor)): the shards that its own weights() holds, or whole
                 parameters where it has none
 
-At the first sync both sides agree on a plan (`negotiation`, `sync_plan`). Weights are sent in buckets. Within
-a node a bucket is written once for all of its consumers, by all of its producers together, and read where it
-is; to another node it is sent once, and its first consumer there forwards it. No rank gathers more than it
-asked for.
+At the first sync all ranks gather the layouts of both sides, from which each makes the same plan
+(`sync_plan`). Weights are sent in buckets. Within a node a bucket is written once for all of its consumers,
+by all of its producers together, and read where it is; to another node it is sent once, and its first
+consumer there forwards it. No rank gathers more than it asked for.
 
 A sync is exact: in step k the consumer loads what was sent in step k - lag, never "the newest there is". A
 cut (a checkpoint, the first step) lets it catch up, so that nothing crosses it.
@@ -23,6 +23,7 @@ cut (a checkpoint, the first step) lets it catch up, so that nothing crosses it.
 There is no circular wait: whoever waits in a sync waits for a rank in an earlier stage, or in the same sync
 at an earlier bucket.
 
+    a layout   {parameter: [shape, dtype]} and, where this rank holds or wants a part of it, + [start, size]
     a frame    [generation, step, checksums, tensors]    the producer's part of each item; without tensors
                where it wrote them into the frame of the leader
 """
@@ -32,7 +33,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, product
 from typing import Any, NamedTuple
@@ -45,14 +46,23 @@ from meshctl.runtime.routes import sync_plan
 from meshctl.runtime.routes.end import (
     SHARED_WRITE,
     SHARED_WRITE_MIN_BYTES,
+    TABLES,
     VALUES,
     Received,
     RouteContext,
 )
-from meshctl.runtime.routes.negotiation import Weights, negotiate, row_of
-from meshctl.runtime.routes.sync_plan import Bucket, DTensorLike, Layout, Shard, SyncPlan
+from meshctl.runtime.routes.sync_plan import (
+    Bucket,
+    DTensorLike,
+    Layout,
+    Parameter,
+    Shard,
+    SyncPlan,
+    layout_of,
+)
+from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
-from meshctl.runtime.transports.buffers.frames import Frame, on_device, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, bytes_of, on_device, pack, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import UNBOUNDED
 from meshctl.runtime.transports.errors import BuffersHeld
@@ -60,6 +70,7 @@ from meshctl.runtime.transports.transport import Lease, flat
 from meshctl.topology.memory import MAX_BUCKET_BYTES
 from meshctl.topology.samples import RouteError
 
+Weights = Mapping[str, Tensor]
 Arrived = list[tuple[Shard, Tensor]]
 """The received tensors of one item, each with its shard: one for each part, or a single one for the whole."""
 WeightsOf = Callable[[], Weights]
@@ -126,11 +137,16 @@ class WeightChannel:
         """Agrees with all other ranks of both sides on what travels; all of them call it together."""
         self.row = None if self._produced is None else row_of(self._produced())
         wanted = None if self._wanted_of is None else row_of(self._wanted_of())
-        self._begin(negotiate(self._context, self.row, wanted))
+        producers, consumers = self._context.producer.job_ranks, self._context.consumer.job_ranks
+        rows = gathered(self._context, {*producers, *consumers}, [self.row, wanted])
+        self._begin([rows[producer][0] for producer in producers], [rows[each][1] for each in consumers])
 
-    def _begin(self, plan: SyncPlan) -> None:
+    def _begin(self, held: Sequence[Any], requested: Sequence[Any]) -> None:
+        """Makes the plan from the layouts of all ranks. An empty layout requests every parameter in full.
+        Raises `RouteError` if ranks disagree on a parameter."""
         sizes = MAX_BUCKET_BYTES, sync_plan.MAX_JOINED_BYTES
-        self._plan = plan
+        wanted = [_layout_in(row) if row else None for row in requested]
+        plan = self._plan = SyncPlan(_parameters(held, requested), [*map(_layout_in, held)], wanted)
         self._buckets = plan.buckets(self._context.consumer.node_of, self._distance, *sizes)
         self._local: dict[str, Tensor] = {}
         self._unsent: deque[int] = deque()
@@ -380,6 +396,54 @@ class WeightChannel:
             f"`{self.route.name}`: {held}; weights are borrowed while they are loaded: clone() those that "
             "you keep"
         )
+
+
+def gathered(context: RouteContext, job_ranks: Iterable[int], row: Any) -> dict[int, Any]:
+    """Returns the rows of some job ranks, which call it together."""
+    ranks = sorted(job_ranks)
+    me, tag = ranks.index(context.transport.job_rank), context.first_tag + TABLES
+    rows = allgather(context.transport, ranks, me, tag, bytes_of(pack(row)))
+    return dict(zip(ranks, map(unpack, rows), strict=True))
+
+
+def row_of(weights: Weights) -> dict[str, Any]:
+    """Returns a layout as plain data."""
+    held = layout_of(weights)
+    rows: dict[str, Any] = {}
+    for name, tensor in weights.items():
+        rows[name] = [list(tensor.shape), str(tensor.dtype)]
+        if name in held:
+            rows[name] += [list(held[name].start), list(held[name].size)]
+    return rows
+
+
+def _layout_in(row: Mapping[str, Any]) -> Layout:
+    return {name: Shard(tuple(shard[0]), tuple(shard[1])) for name, (_, _, *shard) in row.items() if shard}
+
+
+def _parameters(
+    held: Sequence[Mapping[str, Any]], requested: Sequence[Mapping[str, Any]]
+) -> dict[str, Parameter]:
+    """Returns the parameters that producers hold, in their order. Raises `RouteError` if ranks disagree on
+    a shape or dtype."""
+    found: dict[str, Parameter] = {}
+    for row in held:
+        for name, (shape, dtype, *_) in row.items():
+            parameter = Parameter(tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
+            first = found.setdefault(name, parameter)
+            if first != parameter:
+                raise RouteError(
+                    f"`{name}` is {list(first.shape)} of {first.dtype} on one producer, {shape} of "
+                    f"{parameter.dtype} on another"
+                )
+    for row in requested:
+        for name, (shape, *_) in row.items():
+            if name in found and list(found[name].shape) != shape:
+                raise RouteError(
+                    f"`{name}` has the shape {shape} where it is loaded and {list(found[name].shape)} "
+                    "where it comes from"
+                )
+    return found
 
 
 def local_of(tensor: Tensor) -> Tensor:

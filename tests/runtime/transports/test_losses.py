@@ -17,7 +17,7 @@ import torch
 
 from meshctl.network.addresses import address_towards
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.routes import negotiation, sync_plan, weights
+from meshctl.runtime.routes import sync_plan, weights
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
@@ -454,7 +454,7 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
     monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """Two producers with a lag, which may be ahead by more frames than a tag has slots at first. With
-    `early`, one sends before the consumer knows the number of buckets."""
+    `early`, they send before the consumer knows the number of buckets."""
     monkeypatch.setattr(weights, "MAX_BUCKET_BYTES", GRAIN)
     monkeypatch.setattr(sync_plan, "MAX_JOINED_BYTES", GRAIN)
     held = {f"w{number}": torch.full((4 * GRAIN // 8,), float(number)) for number in range(4)}
@@ -469,9 +469,6 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
 
     def producer(worker: Worker) -> bool:
         channel = channel_of(worker)
-        if worker.job_rank == 0 and early:  # announces the buckets to the consumer; the other one continues
-            send = negotiation._send
-            monkeypatch.setattr(negotiation, "_send", lambda *words: (worker.receive(), send(*words)))
         channel.open()
         for step in range(steps):
             channel.send({name: tensor + step for name, tensor in held.items()}, step)
@@ -481,10 +478,18 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
         return True
 
     def consumer(worker: Worker) -> bool:
-        channel = channel_of(worker)
+        channel, begin = channel_of(worker), WeightChannel._begin
+
+        def late_begin(*words: Any) -> None:
+            if not early:
+                begin(*words)
+            worker.receive()
+            worker.poll()
+            if early:
+                begin(*words)
+
+        monkeypatch.setattr(WeightChannel, "_begin", late_begin)
         channel.open()
-        worker.receive()
-        worker.poll()
         for step in range(steps):
             channel.send(None, step)
             while channel.due(step + lag * (step == steps - 1)):
@@ -495,10 +500,7 @@ def test_a_sync_of_many_buckets_waits_for_a_late_consumer(
         return True
 
     with World(producer, producer, consumer) as world:
-        if early:
-            assert world.receive(1) == "ahead"
-            time.sleep(0.2)
-            world.notify(0)
+        assert [world.receive(0), world.receive(1)] == ["ahead", "ahead"]
         world.notify(2)
         assert world.results(2) == [True]
 
