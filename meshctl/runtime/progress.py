@@ -319,55 +319,36 @@ def _site(name: str, line: int) -> tuple[str, bytes]:
     return text, padded(text, SITE.stop - SITE.start)
 
 
-AWAITED, FULL, PEERS, OTHERS = range(4)
-"""Kinds of waits. `OTHERS` are no part of a step."""
-
-
 class WaitTimes:
-    """The seconds in which a worker does nothing but wait for others, by route.
+    """The seconds in which a worker does nothing but wait for others, by route: for its producers
+    (`awaited`), for its consumers (`full`: they have not taken what was sent), or for ranks of this worker's
+    own group (`peers`)."""
 
-        waits.begin(tag)            # from the data plane, where nothing has arrived or no slot is free
-        waits.end()
-        waits.move_to(report)       # at the end of a step
+    def __init__(self, plan: Plan, group: str, progress: Progress) -> None:
+        self._plan, self._group, self._progress = plan, group, progress
+        self._seconds: dict[int, float] = {}
+        """Tag -> the seconds since the last report."""
+        self._tag, self._began = -1, 0.0
 
-    A wait on a route is for its producers (`awaited`), for its consumers (`full`: they have not taken what
-    was sent), or for ranks of this worker's own group (`peers`).
-    """
-
-    def __init__(self, plan: Plan, group: str) -> None:
-        self._plan, self._group = plan, group
-        self._kinds: dict[int, tuple[dict[str, float], str]] = {}
-        """Tag -> the sums to which its waits belong, and the name of its route."""
-        self._sums: tuple[dict[str, float], ...] = ({}, {}, {}, {})
-        self._at: tuple[dict[str, float], str] = self._sums[OTHERS], ""
-        self._began = 0.0
-
-    def begin(self, tag: int) -> None:
-        found = self._kinds.get(tag)
-        if found is None:
-            kind, route = self._kind_of(tag)
-            found = self._kinds[tag] = self._sums[kind], route
-        self._at = found
-        self._began = perf_counter()
-
-    def end(self) -> None:
-        sums, route = self._at
-        sums[route] = sums.get(route, 0.0) + perf_counter() - self._began
+    def note(self, job_rank: int, tag: int) -> None:
+        """Begins to wait for a job rank in a tag; a job rank of -1 ends the wait."""
+        self._progress.wait_for(job_rank, tag // TAGS_PER_ROUTE)
+        if job_rank < 0:
+            self._seconds[self._tag] = self._seconds.get(self._tag, 0.0) + perf_counter() - self._began
+        else:
+            self._tag, self._began = tag, perf_counter()
 
     def move_to(self, report: StepReport) -> None:
-        """Adds the waits since the last call to the report of a step."""
-        sums = [sums.copy() for sums in self._sums]
-        report.awaited, report.full, report.peers, _ = sums
-        for one in self._sums:
-            one.clear()
-
-    def _kind_of(self, tag: int) -> tuple[int, str]:
+        """Moves the waits since the last call to the report of a step."""
+        seconds, self._seconds = self._seconds, {}
         routes = self._plan.routes
-        number, offset = divmod(tag, TAGS_PER_ROUTE)
-        if not 0 <= number < 2 * len(routes):  # the tags of the end of a run follow those of the steps
-            return OTHERS, ""
-        route = routes[number % len(routes)]
-        source, target = self._plan.ends_of(route)
-        if offset not in (VALUES, FORWARD) or source == target:
-            return PEERS, route.name
-        return (FULL if source == self._group else AWAITED), route.name
+        for tag, waited in seconds.items():
+            number, offset = divmod(tag, TAGS_PER_ROUTE)
+            if not 0 <= number < 2 * len(routes):  # the tags of the end of a run follow those of the steps
+                continue
+            route = routes[number % len(routes)]
+            source, target = self._plan.ends_of(route)
+            sums = report.full if source == self._group else report.awaited
+            if offset not in (VALUES, FORWARD) or source == target:
+                sums = report.peers
+            sums[route.name] = sums.get(route.name, 0.0) + waited

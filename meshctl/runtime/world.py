@@ -149,7 +149,7 @@ class Handshake:
     """Returns whether a job rank has left the run in order."""
     torch_store: TorchStore | None = None
     """The store through which communicators of devices are made, if it is not `store`."""
-    progress: Progress | None = None
+    progress: Progress = field(default_factory=Progress)
     """The record in which the waits of this worker are noted."""
 
     def connect(self) -> DataPlane:
@@ -197,6 +197,7 @@ class Handshake:
 
     def _context(self, has_device_memory: bool) -> Context:
         plan, device = self.plan, self.device
+        self.progress.waits = waits = WaitTimes(plan, self._group, self.progress)
         return Context(
             self.job_rank,
             slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
@@ -215,9 +216,7 @@ class Handshake:
                 group.name for group in plan.groups if group.restartable and group.name != self._group
             ),
             has_left=self.has_left,
-            on_wait=_noting_waits(plan, self._group, self.progress)
-            if self.progress
-            else lambda job_rank, tag: None,
+            on_wait=waits.note,
             has_digests=plan.run.has_all_checks,
             device=device if device.type != "cpu" else None,
             make_transfers=partial(
@@ -344,19 +343,6 @@ def _name(plan: Plan, job_rank: int) -> str:
         if 0 <= job_rank < plan.job_size
         else f"job rank {job_rank}"
     )
-
-
-def _noting_waits(plan: Plan, group: str, progress: Progress) -> Callable[[int, int], None]:
-    progress.waits = waits = WaitTimes(plan, group)
-
-    def note(job_rank: int, tag: int) -> None:
-        progress.wait_for(job_rank, tag // TAGS_PER_ROUTE)
-        if job_rank < 0:
-            waits.end()
-        else:
-            waits.begin(tag)
-
-    return note
 
 
 def devices_of(group: Group) -> tuple[torch.device, ...]:
