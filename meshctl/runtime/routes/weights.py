@@ -51,6 +51,7 @@ from meshctl.runtime.routes.end import (
     Received,
     RouteContext,
 )
+from meshctl.runtime.routes.rows import dtype_of
 from meshctl.runtime.routes.sync_plan import (
     Bucket,
     DTensorLike,
@@ -429,7 +430,7 @@ def _parameters(
     found: dict[str, Parameter] = {}
     for row in held:
         for name, (shape, dtype, *_) in row.items():
-            parameter = Parameter(tuple(shape), getattr(torch, dtype.removeprefix("torch.")))
+            parameter = Parameter(tuple(shape), dtype_of(dtype))
             first = found.setdefault(name, parameter)
             if first != parameter:
                 raise RouteError(

@@ -74,18 +74,6 @@ def test_a_tensor_may_end_in_autograds_thread_and_in_the_collector() -> None:
     assert len(ended) == 2
 
 
-def test_it_shows_the_memory_itself() -> None:
-    owner = Owner(100)
-    view = owner.view([])
-    view[7] = 255
-    assert (
-        owner.memory[7] == 255
-        and view.data_ptr() == owner.memory.data_ptr()
-        and len(view) == 100
-        and view.dtype is torch.uint8
-    )
-
-
 def test_what_is_refused_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {*from_address._kept}
     monkeypatch.setattr(from_address, "_CPU", 99)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from meshctl.plan.model import Plan
 from meshctl.plan.subset import covered, incoming, only
@@ -24,7 +23,6 @@ from meshctl.runtime.routes.end import END
 from meshctl.runtime.routes.record import DTYPES, Recorder, read, write
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.topology.modes import Dispatch
-from tests.examples import examples
 from tests.runtime import in_process
 from tests.runtime.pipelines import Echo, Source, pipelines
 from tests.runtime.plans import Input, call, plan, sync
@@ -129,33 +127,6 @@ def test_a_header_that_is_none_names_the_file(head: Any, tmp_path: Path) -> None
     (tmp_path / "file").write_bytes(struct.pack("<Q", len(text)) + text + b"x" * 20)
     with pytest.raises(FrameError, match=f"^{tmp_path}/file is not a recording"):
         read(tmp_path / "file")
-
-
-@settings(
-    max_examples=examples(40, 150),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(data=st.data())
-def test_a_damaged_file_is_an_error_or_a_value(data: st.DataObject, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write(
-        path,
-        Batch({"x": torch.arange(3), "rows": Ragged.of([torch.arange(2)] * 3), "text": ["a"] * 3}),
-        1.0,
-        {},
-    )
-    whole = bytearray(path.read_bytes())
-    for _ in range(data.draw(st.integers(0, 3))):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    try:
-        value, _ = read(path)
-    except FrameError as error:
-        assert str(error).startswith(str(path))
-    else:
-        if isinstance(value, Batch):
-            value.clone()
 
 
 # Steps on disk

@@ -153,15 +153,6 @@ def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcn
     return file
 
 
-@pytest.mark.parametrize("nbytes", [-(2**63), -1, 0, GRAIN + 1, 2**62, 2**63 - 1])
-@pytest.mark.parametrize("write", [True, False])
-def test_memory_of_another_size_is_refused(nbytes: int, write: bool) -> None:
-    file = sealed(GRAIN)
-    with pytest.raises(ArenaError):
-        Mapped(file, nbytes, write=write)
-    os.close(file)
-
-
 def test_memory_that_could_shrink_or_is_none_is_refused(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     plain = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)

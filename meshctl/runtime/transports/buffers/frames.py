@@ -194,11 +194,6 @@ def not_sent(tensor: Tensor) -> str:
     return f"a tensor of {str(refused).removeprefix('torch.')} cannot be sent" if refused else ""
 
 
-def is_sent(dtype: object) -> bool:
-    """Returns whether tensors of a dtype can be sent."""
-    return isinstance(dtype, torch.dtype) and dtype in _NUMBERS
-
-
 def on_device(tensor: Tensor) -> bool:
     """Returns whether a tensor has values outside of this host's memory."""
     return not tensor.is_cpu and not tensor.is_meta
