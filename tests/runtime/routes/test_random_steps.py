@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -19,23 +16,12 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import (
     END,
-    FORWARD,
-    REALIGN,
-    SHARED_WRITE,
-    TAGS_PER_ROUTE,
-    VALUES,
-    RouteContext,
-    RouteSide,
 )
 from meshctl.runtime.transports.buffers.frames import bytes_of
-from meshctl.runtime.transports.context import Context
-from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.samples import Id, SampleTable
-from tests.hang import HANG_S
-from tests.runtime.routes.test_channel import Work, run
+from tests.runtime.routes.test_channel import run
 from tests.runtime.routes.test_rows import DTYPES
 from tests.topology.meshes import samples_by_rank
 
@@ -180,72 +166,11 @@ def wanted_of(step: list[Batch], execute: str, dispatch: Dispatch, mesh: DeviceM
     return {rank: [held[producer][row] for producer, row in part] for rank, part in parts.items()}
 
 
-def run_on_sockets(
-    route: Route,
-    producers: DeviceMesh,
-    consumers: DeviceMesh,
-    send: Work,
-    receive: Work,
-    execute: str,
-    slots: int,
-) -> dict[int, Any]:
-    """Returns what each consumer receives over the transport of one node, with a thread for each rank."""
-    job_size = producers.world_size + consumers.world_size
-    sides = (
-        RouteSide(producers, 0, group="a"),
-        RouteSide(consumers, producers.world_size, execute, group="b"),
-    )
-    addresses: dict[int, str] = {}
-    found: dict[int, Any] = {}
-    faults: list[Exception] = []
-    meeting = threading.Barrier(job_size, timeout=HANG_S)
-
-    def work(job_rank: int) -> None:
-        bounded = (VALUES, REALIGN, SHARED_WRITE, FORWARD)
-        plane = DataPlane(Context(job_rank, dict.fromkeys(bounded, slots), TAGS_PER_ROUTE))
-        try:
-            transport = LocalTransport(plane, "token")
-            addresses[job_rank] = transport.address
-            meeting.wait()
-            transport.connect(addresses)
-            channel = Channel(RouteContext(route, *sides, plane))
-            rank = job_rank - producers.world_size
-            if rank < 0:
-                send(channel, job_rank)
-            elif rank in channel.consumers.part_of:
-                found[rank] = receive(channel, rank)
-            meeting.wait()
-            plane.close()
-        except Exception as error:
-            faults.append(error)
-            meeting.abort()
-            plane.release()
-
-    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(job_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if faults:
-        raise faults[0]
-    return found
-
-
 @pytest.mark.parametrize("seed", range(16))
 def test_random_steps_arrive_as_they_were(seed: int) -> None:
+    """Compares the values of each consumer with its part of the steps that were sent."""
     choice = Random(seed)
     nodes = choice.choice([1, 1, 2])
-    check_random_steps(choice, partial(run, nodes=nodes))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_steps_arrive_over_sockets_as_they_were(seed: int) -> None:
-    choice = Random(1000 + seed)
-    check_random_steps(choice, partial(run_on_sockets, slots=choice.choice([1, 2, 3])))
-
-
-def check_random_steps(choice: Random, run: Callable[..., dict[int, Any]]) -> None:
-    """Sends random steps, and compares the values of each consumer with its part of them."""
     producers, consumers = choice.choice(MESHES), choice.choice(MESHES)
     execute = choice.choice(["all", "all", "first", "peer"])
     balance: Any = choice.choice(["", "", "tokens"])
@@ -270,7 +195,7 @@ def check_random_steps(choice: Random, run: Callable[..., dict[int, Any]]) -> No
 
     together = choice.choice([0, 1, 1 << 16])
     with patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", together):
-        found = run(route, producers, consumers, send, receive, execute=execute)
+        found = run(route, producers, consumers, send, receive, execute, nodes)
     for number, step in enumerate(steps):
         sent = {id: row for batch in step for id, row in rows_of(batch).items()}
         wanted = wanted_of(step, execute, dispatch, consumers)
