@@ -330,7 +330,9 @@ class Worker:
         # If this rank has called collectives since its last step, peers that called others may be the cause.
         record = self._progress.record
         lost = error.job_rank if isinstance(error, PeerLost) else None
-        peer: dict[str, Any] = {} if lost is None else {"peer": self._plan.group_and_rank(lost)}
+        facts: dict[str, Any] = {} if lost is None else {"peer": self._plan.group_and_rank(lost)}
+        if record.calls:
+            facts["progress"] = record.to_message()
         if self._loop and stage:  # the report of an ended step has been written
             self._journal.write_metrics(self._loop.state.report)  # a wrong number may be the cause
         self._journal.write(
@@ -341,8 +343,7 @@ class Worker:
             traceback=text,
             lost=is_lost(error),
             doing=doing,
-            **peer,
-            **({"progress": record.to_message()} if record.calls else {}),
+            **facts,
         )
         if self._data_plane and isinstance(error, PeerLost):
             with suppress(OSError):  # peers without this message detect the loss themselves

@@ -223,7 +223,7 @@ class Collective:
         total = len(data)
         if total % self.size == 0:
             return data
-        shares = data.split([len(even_split(total, self.size, rank)) for rank in range(self.size)])
+        shares = torch.split(data, [len(even_split(total, self.size, rank)) for rank in range(self.size)])
         return torch.nn.utils.rnn.pad_sequence(list(shares), batch_first=True)
 
     # Gathers and scatters

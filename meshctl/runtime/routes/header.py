@@ -190,8 +190,8 @@ def decode(row: bytes) -> ProducerHeader:
 
 @lru_cache(64)
 def _decode_schema(encoded: bytes) -> BatchSchema:
-    grid, *rest, mappable = unpack(encoded)
-    return BatchSchema(tuple(grid), *rest, tuple(mappable))
+    grid, *rest = unpack(encoded)
+    return BatchSchema(tuple(grid), *rest)
 
 
 # What follows from all headers

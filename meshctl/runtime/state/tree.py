@@ -266,7 +266,8 @@ class _Encoder:
         name = name_of(path)
         # torch.distributed.checkpoint divides the first two among ranks, and knows subclasses
         if isinstance(value, (DTensor, ShardedTensor)) or is_traceable_wrapper_subclass(value):
-            self._tree.sharded[name] = value
+            sharded: Any = value
+            self._tree.sharded[name] = sharded
             return ["sharded", name]
         if value.layout is not torch.strided or value.is_nested:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
