@@ -20,7 +20,7 @@ from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics.stage_metrics import StageMetrics, memory, phase_log
-from meshctl.runtime.progress import WaitTimes
+from meshctl.runtime.progress import Progress, WaitTimes
 from meshctl.runtime.routes.end import FORWARD, SHARED_WRITE, TABLES, TAGS_PER_ROUTE, VALUES
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import COLLECT, EXECUTE
@@ -268,10 +268,10 @@ def test_a_wait_belongs_to_a_route(
 ) -> None:
     now = iter([1.0, 1.5, 10.0, 12.0])
     monkeypatch.setattr(progress, "perf_counter", lambda: next(now))
-    waits, report, empty = WaitTimes(PLAN, group), StepReport(1), StepReport(2)
+    waits, report, empty = WaitTimes(PLAN, group, Progress()), StepReport(1), StepReport(2)
     for _ in range(2):
-        waits.begin(tag)
-        waits.end()
+        waits.note(1, tag)
+        waits.note(-1, 0)
     waits.move_to(report)
     waits.move_to(empty)
     found = {"awaited": report.awaited, "full": report.full, "peers": report.peers}
