@@ -8,7 +8,6 @@ on from it.
 from __future__ import annotations
 
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +31,6 @@ def test_random_pipelines_do_what_the_model_does(file: Path, scenario: Scenario)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
-@patch("meshctl.runtime.routes.shared_write.SHARED_PART_MIN_BYTES", 1)
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(scenarios())
 def test_the_same_over_the_sockets_of_one_node_and_of_two(nodes: int, file: Path, scenario: Scenario) -> None:
