@@ -21,7 +21,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
 from meshctl.run.events import Event, EventLog
-from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest
+from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest, has_left
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.loop import Loop
 from meshctl.runtime.loop_context import CheckpointHook, LoopContext
@@ -141,7 +141,9 @@ def run(
             on_setup(components)
             if over_sockets:
                 met: Any = StoreOfWorkers(PrefixStore("planes", store), outcome)
-                data_planes[job_rank] = Handshake(plan, job_rank, met).connect()
+                data_planes[job_rank] = Handshake(
+                    plan, job_rank, met, has_left=partial(has_left, store)
+                ).connect()
                 if outcome.faults:
                     raise PeerLost("a worker has a fault")
             agreement = StopAgreement(waiting, store, job_rank)
