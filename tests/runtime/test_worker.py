@@ -168,7 +168,7 @@ class Ran:
 
 def launch(where: Path, *words: str) -> Ran:
     done = call(where, "launch", *words)
-    folders = sorted((where / "runs").glob("*/*"))
+    folders = sorted((where / "runs").glob("*/*"), key=lambda run: run.name)
     return Ran(done.returncode, done.stdout, done.stderr, folders[-1] if folders else where)
 
 
