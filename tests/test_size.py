@@ -26,7 +26,7 @@ ROOMS = {
     "recipe": 16300,
     "rewards": 922,
     "run": 3842,
-    "runtime": 15620,
+    "runtime": 15636,
     "text": 630,
     "topology": 4077,
     "trackers": 1087,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 756,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_141
-TESTS = 61_780
+TOTAL = 82_157
+TESTS = 61_783
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

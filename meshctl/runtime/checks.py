@@ -42,7 +42,7 @@ from meshctl.runtime.metrics.stage_metrics import scalars
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.routes.inputs import Arguments
 from meshctl.runtime.routes.weights import checksum
-from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, not_sent, pack
+from meshctl.runtime.transports.buffers.frames import FrameError, not_sent, pack
 from meshctl.runtime.transports.buffers.memcpy import is_plain
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.user_modes import collect_mode, dispatch_mode, execute_mode
@@ -161,7 +161,7 @@ def digest_of(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Batch):
         return tuple((name, digest_of(column)) for name, column in value.columns.items())
     try:
-        return (zlib.crc32(bytes_of(pack(value))),)
+        return (zlib.crc32(pack(value)),)
     except FrameError as error:  # an object that no route carries was put into it
         return (str(error),)
 

@@ -38,7 +38,7 @@ from torch.autograd import Function
 
 from meshctl.runtime.errors import CollectiveError as CollectiveError
 from meshctl.runtime.progress import CollectiveCalls, Form, Progress
-from meshctl.runtime.transports.buffers.frames import FrameError, pack, unpack
+from meshctl.runtime.transports.buffers.frames import FrameError, pack, tensor_of, unpack
 from meshctl.topology.mesh import even_split, shown
 from meshctl.topology.sizes import whole
 
@@ -636,7 +636,7 @@ def _reordered(flat: Tensor, lengths: list[int], order: list[int]) -> Tensor:
 
 def _packed(value: Any) -> Tensor:
     try:
-        return pack(value)
+        return tensor_of(pack(value))
     except (FrameError, RecursionError) as error:
         raise CollectiveError(str(error)) from None
 

@@ -28,7 +28,6 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import kind_of
 from meshctl.runtime.transports.buffers.frames import (
-    bytes_of,
     fits,
     not_sent,
     pack,
@@ -64,7 +63,7 @@ class BatchSchema:
     @cached_property
     def encoded(self) -> bytes:
         parts = [list(self.grid), self.group_depth, self.columns, self.ragged, self.tokens, self.homes]
-        return bytes_of(pack([*parts, [*self.mappable]]))
+        return pack([*parts, [*self.mappable]])
 
 
 class ProducerHeader(NamedTuple):
@@ -165,8 +164,8 @@ def _kind(name: str, column: Column) -> list[Any]:
 def encode(header: ProducerHeader) -> bytes:
     """Returns a header as bytes. Raises `FrameError` for a value that cannot be sent."""
     if header.schema is not None:
-        return bytes_of(pack([header.schema.encoded, header.ids, header.numbers]))
-    return _END if header.is_end else bytes_of(pack([header.value, header.weight]))
+        return pack([header.schema.encoded, header.ids, header.numbers])
+    return _END if header.is_end else pack([header.value, header.weight])
 
 
 def digest_of(seed: int, table: Iterable[bytes]) -> int:

@@ -35,7 +35,7 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.step import StepHeader
-from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, unpack
+from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, tensor_of, unpack
 from meshctl.runtime.transports.buffers.memcpy import as_plain
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh
@@ -138,7 +138,7 @@ def _tensors(value: Any, weight: float) -> dict[str, Tensor]:
                 rest["others"][name] = column
     else:
         rest["value"] = value
-    found["rest"] = pack(rest)
+    found["rest"] = tensor_of(pack(rest))
     flat = {name: as_plain(tensor) for name, tensor in found.items()}
     return dict(sorted(flat.items(), key=lambda item: -item[1].itemsize))
 

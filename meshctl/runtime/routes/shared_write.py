@@ -17,7 +17,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.routes.end import SHARED_WRITE, VALUES, RouteContext
 from meshctl.runtime.routes.rows import RowRange, Schema, dtype_of, empty_like, fill
 from meshctl.runtime.routes.step import StepHeader
-from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, tensor_of, unpack
 from meshctl.runtime.transports.buffers.mapped_concat import fits_pages
 from meshctl.topology.consumers import ConsumerParts
 
@@ -68,7 +68,7 @@ class SharedWrite:
         job_rank = self._context.producer.job_rank
         if leader != me:
             laid_out = self._transport.receive(job_rank(self._producers[leader]), tag).frame
-            written = _fill(laid_out, value, ranges)
+            written = _fill(tensor_of(laid_out), value, ranges)
             self._transport.send(readers, self._tag + VALUES, Frame(content))
             return written
         ragged = [name for name, (kind, *_) in schema.items() if kind == "ragged"]

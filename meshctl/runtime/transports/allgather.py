@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshctl.runtime.transports.buffers.frames import Frame, bytes_of, tensor_of
-from meshctl.runtime.transports.buffers.memcpy import copy
+from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 
@@ -27,10 +26,8 @@ def allgather(data_plane: DataPlane, job_ranks: Sequence[int], me: int, tag: int
     if count <= MAX_DIRECT:
         others = [other for other in job_ranks if other != job_ranks[me]]
         for other in others:
-            lease = data_plane.lease([other], tag, len(row))
-            copy(lease.frame, tensor_of(row))
-            data_plane.deliver(lease)
-        received = {other: bytes_of(data_plane.receive(other, tag).frame) for other in others}
+            data_plane.send(other, tag, Frame([row]))
+        received = {other: _received(data_plane, other, tag, 1)[0] for other in others}
         return [received.get(other, row) for other in job_ranks]
     rows, distance = [row], 1
     while distance < count:

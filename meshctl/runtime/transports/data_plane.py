@@ -46,7 +46,7 @@ from torch import Tensor
 
 from meshctl.runtime.devices.backend import finish
 from meshctl.runtime.trace import Tracer
-from meshctl.runtime.transports.buffers.frames import Frame, FrameError
+from meshctl.runtime.transports.buffers.frames import Frame, FrameError, tensor_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
@@ -186,17 +186,17 @@ class DataPlane:
             self.send(to, tag, self.frame(to, delivery.value()))
             return
         lease = self.lease(to, tag, len(delivery.frame))
-        copy(lease.frame, delivery.frame)
+        copy(lease.frame, tensor_of(delivery.frame))
         self.deliver(lease)
 
     def send(self, to: int | Sequence[int], tag: int, frame: Frame) -> None:
         """Sends a frame, whose tensors may change afterwards. Raises what `lease` raises."""
         receivers = (to,) if isinstance(to, int) else tuple(to)
         transport = self._transport_of(receivers)
-        if transport.gathers(receivers, frame):
+        if transport.needs_no_lease(receivers, frame):
             begin = perf_counter()
-            self._take_slots([(receivers[0], tag)])
-            transport.post_gathered(receivers[0], tag, frame)
+            self._take_slots([(receiver, tag) for receiver in receivers])
+            transport.post_frame(receivers, tag, frame)
             self._trace_frame("to", receivers, tag, frame.nbytes, begin)
         else:
             lease = self.lease(receivers, tag, frame.nbytes, frame.out_of_band)
@@ -287,7 +287,7 @@ class DataPlane:
         self,
         source: int,
         tag: int,
-        frame: Tensor,
+        frame: Tensor | bytes,
         out_of_band: Sequence[Tensor | int] = (),
         clear_to_send: Callable[[], None] = lambda: None,
         generation: int | None = None,
@@ -316,7 +316,7 @@ class DataPlane:
     def _delivery(
         self,
         source: int,
-        frame: Tensor,
+        frame: Tensor | bytes,
         out_of_band: Sequence[Tensor | int],
         clear_to_send: Callable[[], None],
     ) -> Delivery:

@@ -40,8 +40,8 @@ class Lease(NamedTuple):
 class Delivery:
     """A received frame with its out-of-band tensors."""
 
-    frame: Tensor
-    """uint8 `[n]`."""
+    frame: Tensor | bytes
+    """uint8 `[n]`, or bytes where it is small."""
     out_of_band: Sequence[Tensor] = ()
     """uint8 `[n]` each."""
     is_complete: bool = True
@@ -50,7 +50,7 @@ class Delivery:
     @property
     def nbytes(self) -> int:
         """As `Lease.nbytes`."""
-        return self.frame.nbytes + sum(tensor.nbytes for tensor in self.out_of_band)
+        return len(self.frame) + sum(tensor.nbytes for tensor in self.out_of_band)
 
     def value(self, device: torch.device | None = None) -> Any:
         """Returns the decoded value; tensors that were on a device are put on `device`. Raises
@@ -113,11 +113,11 @@ class Transport:
         the frame."""
         raise NotImplementedError
 
-    def gathers(self, to: Sequence[int], frame: Frame) -> bool:
-        """Returns whether `post_gathered` sends a frame to some job ranks without a copy of it."""
+    def needs_no_lease(self, to: Sequence[int], frame: Frame) -> bool:
+        """Returns whether `post_frame` sends a frame to some job ranks, without memory for it."""
         return False
 
-    def post_gathered(self, to: int, tag: int, frame: Frame) -> None:
+    def post_frame(self, to: Sequence[int], tag: int, frame: Frame) -> None:
         """Sends a frame from the memory of its tensors, which may change afterwards. It waits for the network
         at most, never for the receiver's program."""
         raise NotImplementedError

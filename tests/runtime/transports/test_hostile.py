@@ -84,10 +84,10 @@ STRANGE = {
 @pytest.mark.parametrize("words", STRANGE.values(), ids=STRANGE)
 def test_a_stranger_is_closed_and_disturbs_nobody(kind: str, words: bytes) -> None:
     with connected_impostor(kind=kind) as (plane, impostor):
-        impostor.frame(TAG, pack("first").numpy().tobytes())
+        impostor.frame(TAG, pack("first"))
         assert plane.receive_value(1, TAG) == "first"
         stranger = Impostor(address_of(plane), greeting=words)
-        impostor.frame(TAG, pack("good").numpy().tobytes())
+        impostor.frame(TAG, pack("good"))
         assert plane.receive_value(1, TAG) == "good" and error_after_polling(plane) == ""
         assert stranger.is_closed and not plane.queued(1, TAG)
         stranger.close()
@@ -96,11 +96,11 @@ def test_a_stranger_is_closed_and_disturbs_nobody(kind: str, words: bytes) -> No
 def test_connections_that_never_send_hello_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "MAX_STRANGERS", 3)
     with connected_impostor(kind="tcp") as (plane, impostor):
-        impostor.frame(TAG, pack("first").numpy().tobytes())
+        impostor.frame(TAG, pack("first"))
         assert plane.receive_value(1, TAG) == "first"
         silent = [Impostor(address_of(plane), greeting=hello(1)[:5]) for _ in range(6)]
         assert [each.is_closed for each in silent[:3]] == [True] * 3
-        impostor.frame(TAG, pack("still here").numpy().tobytes())
+        impostor.frame(TAG, pack("still here"))
         assert plane.receive_value(1, TAG) == "still here"
         for each in silent:
             each.close()
@@ -108,7 +108,7 @@ def test_connections_that_never_send_hello_do_not_pile_up(monkeypatch: pytest.Mo
 
 def test_a_peer_in_small_pieces_is_a_peer() -> None:
     with connected_impostor(kind="tcp") as (plane, impostor):
-        for byte in message(Kind.FRAME, TAG, pack("slowly").numpy().tobytes()):
+        for byte in message(Kind.FRAME, TAG, pack("slowly")):
             impostor.send(bytes([byte]))
         assert plane.receive_value(1, TAG) == "slowly"
 

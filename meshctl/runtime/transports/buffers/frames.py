@@ -93,6 +93,13 @@ class Frame:
                 into[begin : begin + nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return into
 
+    def to_bytes(self) -> bytes:
+        """Returns the frame as bytes, which suits small frames. Equal values have equal bytes. Tensors on the
+        `meta` device are zeros."""
+        if not self._tensors:
+            return self._head
+        return bytes_of(self.write(torch.zeros(self.nbytes, dtype=torch.uint8)))
+
     @property
     def is_plain(self) -> bool:
         """True if the frame consists of memory that `pieces` can return."""
@@ -204,11 +211,9 @@ def _dtype_code(tensor: Tensor) -> int:
     return _NUMBERS[tensor.dtype] + _ON_DEVICE * on_device(tensor)
 
 
-def pack(value: Any) -> Tensor:
-    """Returns the frame of a value, uint8 `[n]`, in new memory. Equal values have equal frames. Raises
-    `FrameError`."""
-    frame = Frame(value)
-    return frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8))
+def pack(value: Any) -> bytes:
+    """Returns the frame of a value as bytes. Equal values have equal frames. Raises `FrameError`."""
+    return Frame(value).to_bytes()
 
 
 def unpack(
@@ -221,21 +226,26 @@ def unpack(
     views of a copy. Tensors that were on a device are put on `device`, where one is given. Raises
     `FrameError` for a malformed frame.
     """
-    memory = tensor_of(frame)
-    size, address = len(memory), memory.data_ptr()
+    size = len(frame)
     if size < _PREFIX.size:
         raise FrameError(f"a frame of {size} bytes")
-    magic, length = _PREFIX.unpack(ctypes.string_at(address, _PREFIX.size))
+    magic, length = _PREFIX.unpack(_bytes_in(frame, 0, _PREFIX.size))
     end = _PREFIX.size + length
     if magic != MAGIC or end > size:
         raise FrameError("these bytes are not a frame")
-    header = ctypes.string_at(address + _PREFIX.size, length)
-    return _Reader(memory, _aligned(end), out_of_band, device).value(header)
+    header = _bytes_in(frame, _PREFIX.size, end)
+    return _Reader(frame, _aligned(end), out_of_band, device).value(header)
+
+
+def _bytes_in(frame: Tensor | bytes, start: int, stop: int) -> bytes:
+    if isinstance(frame, bytes):
+        return frame[start:stop]
+    return ctypes.string_at(frame.data_ptr() + start, stop - start)
 
 
 class _Reader:
     def __init__(
-        self, frame: Tensor, start: int, out_of_band: Sequence[Tensor], device: torch.device | None
+        self, frame: Tensor | bytes, start: int, out_of_band: Sequence[Tensor], device: torch.device | None
     ) -> None:
         """`start` is the place of the first tensor in the frame."""
         self._frame, self._size, self._start = frame, len(frame), start
@@ -304,6 +314,7 @@ class _Reader:
             raise FrameError(f"a tensor of {nbytes} bytes at {at} in a frame of {self._size}")
         if not nbytes:
             return torch.empty(shape, dtype=dtype)
+        self._frame = tensor_of(self._frame)
         # each tensor has a storage of its own, so torch counts the writes into it alone
         data = torch.from_numpy(self._frame.numpy()[begin : begin + nbytes]).view(dtype)
         return data if len(shape) == 1 else data.view(shape)

@@ -22,8 +22,8 @@ from torch import Tensor
 from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, PeerAccess
 from meshctl.runtime.devices.device_buffers import DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.buffers.buffer_pool import BufferPool, LeaseState
-from meshctl.runtime.transports.buffers.frames import bytes_of, tensor_of
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, LeaseState
+from meshctl.runtime.transports.buffers.frames import Frame, bytes_of
 from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
@@ -123,6 +123,15 @@ class LocalTransport(PeerTransport[Connection]):
         if state.out_of_band:
             self.out_of_band.transfer(to, state.out_of_band)
 
+    def needs_no_lease(self, to: Sequence[int], frame: Frame) -> bool:
+        is_small = frame.nbytes <= INLINE_MAX and not frame.out_of_band
+        return is_small and self._job_rank not in to and not self._data_plane.context.has_digests
+
+    def post_frame(self, to: Sequence[int], tag: int, frame: Frame) -> None:
+        body = frame.to_bytes()
+        for receiver in to:
+            self._send(self._connection_to(receiver), Kind.FRAME, tag, body)
+
     def _send(
         self,
         connection: Connection,
@@ -186,7 +195,7 @@ class LocalTransport(PeerTransport[Connection]):
         return True
 
     def _on_frame(self, connection: Connection, message: Message) -> None:
-        self._receive(connection, message.tag, tensor_of(message.data))
+        self._receive(connection, message.tag, message.data)
 
     def _on_block(self, connection: Connection, message: Message) -> None:
         number, *rest = PLACE.unpack(message.data)
@@ -196,7 +205,7 @@ class LocalTransport(PeerTransport[Connection]):
         view = self.peer_blocks.view(connection.job_rank, (number, *rest), message.files, release)
         self._receive(connection, message.tag, view)
 
-    def _receive(self, connection: Connection, tag: int, frame: Tensor) -> None:
+    def _receive(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
         self._data_plane.check_slot(connection.job_rank, tag)
         out_of_band, connection.out_of_band = connection.out_of_band, []
         clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)

@@ -124,12 +124,12 @@ class TcpTransport(PeerTransport[Connection]):
         if lease.out_of_band and self._data_plane.transfers:
             self._data_plane.transfers.send(to, lease.out_of_band)
 
-    def gathers(self, to: Sequence[int], frame: Frame) -> bool:
+    def needs_no_lease(self, to: Sequence[int], frame: Frame) -> bool:
         return len(to) == 1 and frame.nbytes >= _GATHERED_MIN and frame.is_plain
 
-    def post_gathered(self, to: int, tag: int, frame: Frame) -> None:
-        connection = self._connection_to(to)
-        memory_for = partial(self._allocator.take, (to, tag))
+    def post_frame(self, to: Sequence[int], tag: int, frame: Frame) -> None:
+        connection = self._connection_to(to[0])
+        memory_for = partial(self._allocator.take, (to[0], tag))
         head = memoryview(HEAD.pack(Kind.FRAME, self._generation, tag, frame.nbytes))
         is_taken = connection.backlog.push([head, *filter(len, frame.pieces())], memory_for)
         if is_taken and not connection.backlog.drain_while_fast(memory_for):
