@@ -21,7 +21,6 @@ from meshctl.cli.show_topology import Options as Drawn
 from meshctl.cli.show_topology import show
 from meshctl.cli.validate import Options, validate
 from meshctl.engines.supervise import attempt
-from meshctl.engines.supervise.attempt import holds_secret
 from meshctl.recipe.compose.yaml_reader import read as load_text
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.text.redaction import HIDDEN
@@ -223,13 +222,14 @@ def test_a_run_without_secrets_is_everybodys(folder: Path) -> None:
     assert mode(run.plan) == mode(run.recipe) != 0o600
 
 
-def test_a_plan_that_holds_a_secret_is_known() -> None:
+def test_a_plan_that_holds_a_secret_is_its_owners(folder: Path) -> None:
     ready = plan_of(str(GOLDEN / "base_of_all.yaml"), [])
     first, *others = ready.plan.components
-    assert not holds_secret(ready.plan, ready.composed)
     for args in ({"token": "abc"}, {"x": {"auth": ["abc"]}}, {"command": "curl --token abc"}):
-        held = replace(ready.plan, components=(replace(first, args=args), *others))
-        assert holds_secret(held, ready.composed), args
+        plan = replace(ready.plan, components=(replace(first, args=args), *others))
+        begun = attempt.begin(plan, ready.composed, ready.path, None)
+        os.close(begun.lock)
+        assert mode(begun.run.plan) == 0o600, args
 
 
 def test_a_bug_report_contains_no_secret(
