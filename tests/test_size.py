@@ -14,7 +14,7 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 935,
-    "cli": 4818,
+    "cli": 4810,
     "components": 697,
     "data": 2428,
     "diagnostics": 268,
@@ -22,19 +22,19 @@ ROOMS = {
     "hf": 5196,
     "losses": 1141,
     "network": 460,
-    "plan": 2621,
+    "plan": 2615,
     "recipe": 16300,
     "rewards": 922,
     "run": 3842,
     "runtime": 15636,
     "text": 630,
-    "topology": 4077,
+    "topology": 4069,
     "trackers": 1087,
-    "view": 7875,
+    "view": 7864,
     "vllm": 756,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_157
+TOTAL = 82_124
 TESTS = 61_783
 """Lines of Python in `tests/`."""
 SMALL = 50

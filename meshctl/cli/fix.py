@@ -87,7 +87,6 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _report(report: Report, done: Sequence[Diagnostic]) -> Iterator[str]:
-    """Yields a line for each applied fix, and for each fix that only the user can make."""
     for fix in _fixes(done):
         yield f"fixed {_change(fix)}"
     if report.diagnostics and not done and not any(found.fixes for found in report.diagnostics):

@@ -145,8 +145,6 @@ class LaunchProcess:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     def _become(self, work: Callable[[], int], parent: int) -> NoReturn:
-        """Turns this forked process into a launcher."""
-
         def run() -> int:
             die_with(parent, signal.SIGTERM)
             for number, handler in self._handlers.items():

@@ -137,7 +137,6 @@ def check(recipe: str, overrides: list[str], held: Held = NOTHING) -> CheckResul
 
 
 def _run_of(recipe: str) -> RunDir | None:
-    """Returns the run of a run directory, or None for a file."""
     if not recipe.strip():
         raise Unreadable(Report((Diagnostic("MC001", "the name of the recipe is empty"),)))
     folder = Path(recipe)

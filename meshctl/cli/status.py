@@ -85,7 +85,6 @@ def watch(word: str, folder: str, format: str) -> int:
 
 
 def _watched(begun: SeenRun, format: str) -> SeenRun:
-    """Shows a run until it is over, and returns it then."""
     from meshctl.view.live.watching import JsonWatch, polled, watch_view
 
     view, seen = JsonWatch() if format == "json" else watch_view(begun, sys.stdout), begun
@@ -153,7 +152,6 @@ def logs(words: Sequence[str], follow: bool, grep: str, since: str, folder: str,
 
 
 def _polled(seen: SeenRun, readers: Sequence[WorkerLog]) -> Iterator[Iterator[LogLine]]:
-    """Yields the new lines until the run is over."""
     while seen.is_live:
         yield merged(readers, is_last=False)
         time.sleep(POLL_S)

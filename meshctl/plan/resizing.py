@@ -101,7 +101,6 @@ def available(plan: Plan, group: Group, lost: Lost) -> Available:
 
 
 def _nodes(plan: Plan, group: Group) -> Iterator[int]:
-    """Yields the nodes over which the processes of a group on cpu are spread."""
     for start, stop in group.nodes or ((0, plan.cluster.nodes),):
         yield from range(start, stop)
 

@@ -136,7 +136,6 @@ def _rows_in(runs: Sequence[Run]) -> list[tuple[int, int]]:
 
 
 def _rows_of(columns: Sequence[Sequence[Any]], rows: Sequence[Sequence[int]]) -> tuple[list[Any], ...]:
-    """Returns the values of these rows in the column of each producer."""
     return tuple([column[row] for row in some] for column, some in zip(columns, rows, strict=True))
 
 

@@ -199,7 +199,6 @@ class EvenFlow:
         return workers_of(self.target, self.execute, producer, self.producers)
 
     def _samples(self, producer: int, share: int) -> range:
-        """The samples of a producer that are in a share."""
         held = self.held(producer)
         if not self.execute.is_per_producer:
             wanted = even_split(self.total, self.shares, share)

@@ -656,7 +656,6 @@ def _dim_size(what: str, size: object) -> int:
 
 
 def _dim_index(dim: str, index: object, size: int) -> int:
-    """Returns an index in a dim, which must be an integer in 0 .. size - 1."""
     number = whole(index)
     if number is None or not 0 <= number < size:
         indices = "index 0" if size == 1 else f"indices 0 to {size - 1}"
@@ -694,7 +693,6 @@ def _as_tuple(dims: object) -> tuple[Any, ...]:
 
 
 def _why_unknown(mesh: DeviceMesh, names: tuple[str, ...]) -> str:
-    """Returns why a mesh does not have all of these dims."""
     views = VIEWS if mesh.has_views else {}
     of_views = [dim for dims in views.values() for dim in dims]
     known = (*mesh.mesh_dim_names, *mesh.absent, *of_views)

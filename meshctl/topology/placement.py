@@ -210,6 +210,5 @@ def _nodes_of_ranks(runs: tuple[NodeRun, ...]) -> list[int]:
 
 
 def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
-    """Returns whether the ranks of the mesh are 0 to `ranks` - 1."""
     last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
     return mesh.world_size == ranks and mesh.rank({}) == 0 and mesh.rank(last) == ranks - 1

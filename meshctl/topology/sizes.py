@@ -228,7 +228,6 @@ def _near(
 
 
 def _carved_fit(layout: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Returns whether a layout fits the carved sizes among `sizes`."""
     if _data(layout) % sizes.get("ulysses", 1):
         return False
     if sizes.get("vpp", 1) > 1 and layout.get("pp", 1) == 1:
@@ -242,7 +241,6 @@ def _data(dims: Mapping[str, int]) -> int:
 
 
 def _stage(dims: Mapping[str, int]) -> int:
-    """Returns the number of ranks of a pipeline stage."""
     return prod(dims.get(dim, 1) for dim in DIMS if dim != "pp")
 
 

@@ -86,7 +86,6 @@ def _of_weights(parameters: Sequence[Parameter], training: Training, layout: Lay
 
 
 def _is_divided(one: Parameter, split: Split) -> bool:
-    """Returns whether ep divides a parameter."""
     return one.is_fused and split.ep > 1
 
 

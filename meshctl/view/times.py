@@ -223,7 +223,6 @@ class TimeUse:
         return found, max(stages, key=lambda stage: stages[stage], default="")
 
     def _next(self, group: str) -> str:
-        """Returns the group for which a group waits most; empty for none."""
         sums: dict[str, float] = {}
         for wait in self.groups[group].waits:
             if wait.group in self.groups:

@@ -130,7 +130,6 @@ def _option(command: Any, name: str) -> Any:
 
 
 def _values(command: Any, parameter: Any, arguments: list[str], word: str) -> Iterator[Candidate]:
-    """Yields the candidates of the callback of an option or argument."""
     import typer
 
     context = typer.Context(command)

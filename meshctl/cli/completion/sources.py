@@ -152,7 +152,6 @@ def recordings(ctx: typer.Context, incomplete: str) -> Iterable[Candidate]:
 
 
 def _outline(ctx: typer.Context) -> Outline:
-    """Returns the outline of the recipe on the command line."""
     from meshctl.cli.completion.overrides import Outline, outline
 
     named = next((argument for argument in ctx.args if not _is_override(argument)), "")

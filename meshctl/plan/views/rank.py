@@ -367,7 +367,6 @@ _Portion = tuple[Ranks, tuple[int, int] | None]
 
 
 def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Sequence[_Portion]) -> RankRoute:
-    """Returns one end of a route with its exchanges."""
     own, other = ends_of(plan, route) if is_producer else reversed(ends_of(plan, route))
     found = [_distances(plan, own.group, rank, other.group, ranks) for ranks, _ in portions]
     exchanges = tuple(
@@ -386,7 +385,6 @@ def _end(plan: Plan, route: Route, is_producer: bool, rank: int, portions: Seque
 
 
 def _sent(plan: Plan, route: Route, flow: EvenFlow, rank: int, producer: int) -> RankRoute:
-    """Returns what a producer sends, share by share."""
     if not _is_known(plan, route, flow):
         end = _end(plan, route, True, rank, [(Ranks.run(flow.workers_of(producer)), None)])
         return _with_unknown_samples(plan, route, flow, end)
@@ -398,7 +396,6 @@ def _sent(plan: Plan, route: Route, flow: EvenFlow, rank: int, producer: int) ->
 
 
 def _received(plan: Plan, route: Route, flow: EvenFlow, rank: int, producers: range) -> RankRoute:
-    """Returns what a rank receives, producer by producer."""
     leader = flow.producer_rank(producers[rank % len(producers)])
     if not _is_known(plan, route, flow):
         ranks = Ranks.of(len(producers), lambda index: flow.producer_rank(producers[index]))
@@ -414,7 +411,6 @@ def _received(plan: Plan, route: Route, flow: EvenFlow, rank: int, producers: ra
 
 
 def _is_known(plan: Plan, route: Route, flow: EvenFlow) -> bool:
-    """Returns whether it is known which rank has which samples."""
     return carries_samples(plan, route) and flow.total > 0 and not _unknown(route, flow)
 
 

@@ -225,7 +225,6 @@ def letters_of(number: int) -> str:
 
 
 def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
-    """Yields the kinds of nodes, in the order of their first nodes."""
     runs: dict[tuple[tuple[Cell, ...], tuple[tuple[str, int], ...]], list[tuple[int, int]]] = {}
     for start, stop, held in segments(plan):
         types, counts = plan.cluster.devices_per_node, {group.name: run.each for group, run in held}

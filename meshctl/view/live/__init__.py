@@ -44,7 +44,6 @@ def for_terminal(
 
 
 def _is_continued(run: RunDir) -> bool:
-    """Returns whether an earlier attempt has written to the logs."""
     try:
         return run.read_start().attempt > 0
     except (OSError, ValueError):

@@ -122,7 +122,6 @@ class Dashboard:
             return Picture.of(self._state, elapsed, self._state.notice, logs, times)
 
     def _print(self, line: str) -> None:
-        """Prints a line above the picture."""
         self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
 
 

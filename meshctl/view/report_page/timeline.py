@@ -167,7 +167,6 @@ def _append(boxes: dict[str, list[Box]], kind: str, box: Box) -> None:
 
 
 def _marks(record: RunRecord, lanes: Lanes, scale: Scale) -> Iterator[Markup]:
-    """Yields the checkpoints, restarts and faults on the axis."""
     clock = record.clock
     for event in record.events("checkpoint")[-MAX_MARKS:]:
         text = f"checkpoint of step {event.step}"

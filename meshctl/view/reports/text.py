@@ -88,7 +88,6 @@ def _diagnostic(found: Diagnostic, lines: Lines, paint: Paint) -> Iterator[str]:
 
 
 def _window(line: str, column: int) -> tuple[str, int]:
-    """Returns the part of a long line around a column, and the column in this part."""
     if len(line) <= MAX_LINE:
         return line, column
     start = max(0, min(column - 1 - MAX_LINE // 3, len(line) - MAX_LINE))

@@ -72,7 +72,6 @@ def title(difference: Difference, width: int) -> Line:
 
 
 def _blocks(changes: Sequence[Change], width: int) -> Iterator[list[Line]]:
-    """Yields the lines of each change: its sign, its name and its facts."""
     wide = min(MAX_NAME, max((Line(change.name).width for change in changes), default=0))
     for change in changes:
         style = "bold" if change.mark == "changed" else change.mark

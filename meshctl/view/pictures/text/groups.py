@@ -95,7 +95,6 @@ class Groups:
         ]
 
     def _meshes(self, group: PlacedGroup) -> list[list[PlacedComponent]]:
-        """Returns the components, grouped by equal meshes."""
         found: dict[DeviceMesh, list[PlacedComponent]] = {}
         for name in group.components:
             component = self.marks.components[name]

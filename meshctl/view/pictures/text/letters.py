@@ -40,7 +40,6 @@ class Marks:
 
     @cached_property
     def _programs(self) -> dict[str, Segment]:
-        """The letters of groups without components."""
         programs = [group.name for group in self.topology.groups if not group.components]
         first = len(self.topology.components)
         return {

@@ -99,7 +99,6 @@ def _sent(moves: Sequence[Move]) -> list[str]:
 
 
 def _is_of_one(one: DeviceMemory) -> bool:
-    """Returns whether the line of a component says all about a device."""
     return len(one.components) == 1 and (one.is_complete or not one.device_memory)
 
 

@@ -94,7 +94,6 @@ def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]
 
 
 def _in_full(warnings: Sequence[Warning], width: int) -> list[Line]:
-    """Returns the complete messages, with their places and help."""
     made: list[Line] = []
     for warning in warnings:
         indent = len(warning.code) + 4

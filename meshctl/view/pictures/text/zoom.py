@@ -291,7 +291,6 @@ def _in_mesh(sheet: Sheet, rank: int, seen: RankInMesh) -> list[Line]:
 
 
 def _peers(rank: int, peers: Peers) -> tuple[Line, ...]:
-    """Returns a row with the rank itself in bold."""
     named = [
         styled(f" {each}" if number else each, "bold" if each == str(rank) else "")
         for number, each in enumerate(ranks_of(peers.ranks).split(" "))
