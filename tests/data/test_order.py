@@ -35,12 +35,6 @@ def test_a_large_order_needs_no_memory() -> None:
     assert len(set(numbers)) == 100 and max(numbers) > 10**14
 
 
-def test_neighbours_are_far_apart() -> None:
-    order = Permutation(10_000, 3)
-    gaps = [abs(order[n] - order[n + 1]) for n in range(9_999)]
-    assert 3_000 < sum(gaps) / len(gaps) < 3_700  # a third of the size, for an even distribution
-
-
 @pytest.mark.parametrize("position", [-1, 5])
 def test_positions_have_bounds(position: int) -> None:
     with pytest.raises(IndexError):

@@ -71,12 +71,6 @@ def test_the_assistant_is_learned(chats: str) -> None:
         assert [id for id, label in zip(ids, labels, strict=True) if label != -100] == learned
 
 
-def test_all_tokens_are_learned_but_the_first(texts: str) -> None:
-    batch = batch_of(made(Text(texts, "byte", shuffle=False)), range(2, 3))
-    assert rows_of(batch, "input_ids") == [[99, 99, 99, END]]
-    assert rows_of(batch, "labels") == [[-100, 99, 99, END]]
-
-
 def test_pairs_learn_the_answers(tmp_path: Path) -> None:
     user = {"role": "user", "content": "?"}
     good, bad = ({"role": "assistant", "content": text} for text in ("yes", "no"))
@@ -265,15 +259,6 @@ def test_packs_hold_whole_texts(texts: str) -> None:
             assert positions == list(range(len(ids))) and labels == [-100, *ids[1:]]
             texts_found.append(ids)
     assert sorted(texts_found) == [[97 + n] * (n + 1) + [END] for n in range(10)]
-
-
-def test_packed_chats_keep_their_labels(chats: str) -> None:
-    alone = Chat(chats, "byte", shuffle=False)
-    rows = rows_of(batch_of(alone, range(10)), "labels")
-    packs = Chat(chats, "byte", max_length=100, pack=True)  # without `setup`, as in a notebook
-    packed = rows_of(batch_of(packs, range(len(packs))), "labels")
-    assert len(packed) < 10
-    assert sorted(label for row in packed for label in row) == sorted(label for row in rows for label in row)
 
 
 # Processes

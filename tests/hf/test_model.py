@@ -94,16 +94,6 @@ def test_dpo_with_an_adapter_needs_no_reference_and_equals_one_with_columns() ->
         model(loss="dpo").evaluate(pairs())
 
 
-def test_a_reward_model_learns_to_prefer() -> None:
-    reward = model(head="score", loss="bradley_terry")
-    before = reward.evaluate(pairs())
-    for _ in range(3):
-        reward.update(pairs())
-    after, scores = reward.evaluate(pairs()), reward.scores(pairs())
-    assert after["loss"] < before["loss"] and after["accuracy"] == 1
-    assert bool((scores["chosen_scores"] > scores["rejected_scores"]).all())
-
-
 def test_values_are_scores_of_each_token_and_the_last_is_the_score() -> None:
     critic, batch = model(head="score"), batch_of(1, False)
     values, scores = critic.values(batch)["values"], critic.scores(batch)["scores"]

@@ -200,7 +200,9 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     loss = find(name, **({"kl": 0.2} if name in ("grpo", "dr_grpo", "dapo", "ppo", "gspo") else {}))
 
     def total(values: Tensor) -> Tensor:
-        return loss(inputs | {wanted: values}).total
+        result = loss(inputs | {wanted: values})
+        assert not any(one.requires_grad for one in (result.count, *result.metrics.values()))
+        return result.total
 
     assert torch.autograd.gradcheck(total, [inputs[wanted].clone().requires_grad_()], eps=1e-7, atol=1e-5)
 
@@ -212,6 +214,7 @@ def test_weights_have_no_gradient(name: str) -> None:
     own = inputs["logprobs"].clone().requires_grad_()
     options = {"divergence": "sampled"} if name == "distill" else {}
     result = find(name, aggregation="token", **options)(inputs | {"logprobs": own})
+    assert not any(one.requires_grad for one in (result.count, *result.metrics.values()))
     (found,) = torch.autograd.grad(result.total, own)
 
     def weight(one: Answer, token: int) -> float:
@@ -228,17 +231,6 @@ def test_weights_have_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_counts_and_metrics_have_no_gradient(name: str) -> None:
-    inputs = {
-        key: one.clone().requires_grad_(one.is_floating_point())
-        for key, one in inputs_of(answers_of(1)).items()
-    }
-    result = find(name)(inputs)
-    assert result.total.requires_grad
-    assert not any(one.requires_grad for one in (result.count, *result.metrics.values()))
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_values_without_a_label_may_be_infinite(name: str) -> None:
     inputs = inputs_of(answers_of(3))
     hidden = inputs["mask"] == 0
@@ -249,28 +241,21 @@ def test_values_without_a_label_may_be_infinite(name: str) -> None:
     assert float(find(name)(broken).total) == pytest.approx(float(find(name)(inputs).total))
 
 
-def test_without_old_logprobs_the_ratio_is_to_those_of_the_sampler() -> None:
+@pytest.mark.parametrize(("old", "options"), [("sampled", {}), ("old", {"importance_cap": None})])
+def test_losses_without_a_correction(old: str, options: dict[str, Any]) -> None:
+    """Without `old_logprobs`, the ratio is to those of the sampler."""
     answers = answers_of(5)
     inputs = inputs_of(answers)
-    del inputs["old_logprobs"]
+    if old == "sampled":
+        del inputs["old_logprobs"]
 
     def at(one: Answer, token: int) -> float:
-        r = ratio(one, token, "logprobs", "sampled_logprobs")
+        r = ratio(one, token, "logprobs", f"{old}_logprobs")
         return surrogate(r, one.tokens["advantages"][token], 0.2, 0.2)
 
-    result = find("grpo")(inputs)
-    assert float(result.total / result.count) == pytest.approx(aggregated(answers, at, "sequence"))
-    assert "importance" not in result.metrics
-
-
-def test_the_correction_can_be_left_out() -> None:
-    answers = answers_of(6)
-    result = find("ppo", importance_cap=None)(inputs_of(answers))
-
-    def at(one: Answer, token: int) -> float:
-        return surrogate(ratio(one, token), one.tokens["advantages"][token], 0.2, 0.2)
-
+    result = find("ppo", **options)(inputs)
     assert float(result.total / result.count) == pytest.approx(aggregated(answers, at, "token"))
+    assert "importance" not in result.metrics
 
 
 def test_metrics_are_means_of_tokens() -> None:
