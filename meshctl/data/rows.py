@@ -245,11 +245,8 @@ class Permutation(Sequence[int]):
     def _permuted(self, number: int) -> int:
         left, right = number >> self._half_bits, number & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+            mixed = right ^ key
+            mixed = ((mixed ^ mixed >> 30) * MULTIPLIERS[0]) & WORD
+            mixed = ((mixed ^ mixed >> 27) * MULTIPLIERS[1]) & WORD
+            left, right = right, left ^ ((mixed ^ mixed >> 31) & self._mask)
         return left << self._half_bits | right
-
-
-def _mixed(number: int) -> int:
-    number = ((number ^ number >> 30) * MULTIPLIERS[0]) & WORD
-    number = ((number ^ number >> 27) * MULTIPLIERS[1]) & WORD
-    return number ^ number >> 31

@@ -149,14 +149,6 @@ def with_answers(
     return Batch({**columns, **kept}, ids=batch.known_ids, group_depth=batch.group_depth, most=batch.most)
 
 
-def metrics_of(answers: Sequence[Answer]) -> dict[str, float]:
-    """Returns the mean number of tokens of an answer, as `length`, and the fraction of answers that have the
-    maximum number, as `cut`. There is at least one answer."""
-    count = len(answers)
-    cut = sum(one.finish_reason == "length" for one in answers) / count
-    return {"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}
-
-
 class HeldBySampler:
     """The answers that a rank of a sampler holds."""
 
@@ -260,7 +252,9 @@ class AnswerSampler(Component):
             if self._held:
                 held = self._held.marks(result, self.place.version, self.step, self._scores)
         if answers:
-            self.log(metrics_of(answers), weight=len(answers))
+            count = len(answers)
+            cut = sum(one.finish_reason == "length" for one in answers) / count
+            self.log({"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}, weight=count)
         return result.with_columns(**held)
 
     def _end_tokens(self, stop: Sequence[int], of_model: Callable[[], Sequence[int]]) -> list[int]:

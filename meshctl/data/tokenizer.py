@@ -151,8 +151,10 @@ class Tokenizer:
             )
         learned = [bool(one) for one in encoded["assistant_masks"]]
         earlier = sum(message["role"] == "assistant" for message in messages[:learn_from])
-        for run in _runs(learned)[:earlier]:
-            learned[run.start : run.stop] = [False] * len(run)
+        flags = [False, *learned, False]
+        edges = [n for n in range(len(learned) + 1) if flags[n] != flags[n + 1]]  # of runs of learned tokens
+        for start, stop in zip(edges[: 2 * earlier : 2], edges[1 : 2 * earlier : 2], strict=True):
+            learned[start:stop] = [False] * (stop - start)
         return encoded["input_ids"], learned
 
     def _spans(
@@ -196,11 +198,6 @@ def _template_errors(name: str) -> Iterator[None]:
     except Exception as error:  # a template can raise what any of its expressions raises
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ChatError(f"the chat template of `{name}` fails: {first}") from None
-
-
-def _runs(flags: Sequence[bool]) -> list[range]:
-    edges = [n for n in range(len(flags) + 1) if (n and flags[n - 1]) != (n < len(flags) and flags[n])]
-    return [range(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _loaded(name: str) -> Any:

@@ -76,7 +76,12 @@ def build(wanted: Build) -> nn.Module:
     cannot be read, or cannot be sharded as `wanted` requires.
     """
     transformers_api.quiet()
-    named = _folder_of(wanted.model) if isinstance(wanted.model, str) else wanted.model
+    named = wanted.model
+    if isinstance(named, str):
+        # It may be below a folder from which modules are imported, such as the recipe's. Without such a
+        # folder, or if that one lacks weights, transformers resolves the name.
+        found = local_folder(named, sys.path, os.environ, MODEL_FILES)
+        named = named if found is None or missing_weights(found) else str(found)
     config = transformers_api.read_config(named, wanted.head, wanted.config)
     _check_changes(config, transformers_api.read_config(named, wanted.head, {}), wanted.config)
     if isinstance(named, str):
@@ -94,7 +99,9 @@ def build(wanted: Build) -> nn.Module:
     if wanted.experts:
         model.set_experts_implementation(wanted.experts)
     if wanted.lora:
-        _freeze_others(model, wanted.head)
+        for name, parameter in model.named_parameters():  # transformers trains all parameters that it loads
+            is_new_head = wanted.head == "score" and name.startswith(NEW_HEAD)
+            parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
         reset_adapter(model, wanted.seed)
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
@@ -113,14 +120,6 @@ def _check_changes(config: Any, plain: Any, changes: Mapping[str, Any]) -> None:
     before, after = (getattr(one.get_text_config(), "num_hidden_layers", 0) for one in (plain, config))
     if after < before:
         raise ModelError(f"`config` leaves {after} of the {counted(before, 'layer')} of the model")
-
-
-def _folder_of(name: str) -> str:
-    """Returns the folder of a model on this machine: below a folder from which modules are imported, such as
-    the recipe's, or in the cache of the hub. If there is no such folder, or it lacks weights, `name` is
-    returned for transformers to resolve."""
-    found = local_folder(name, sys.path, os.environ, MODEL_FILES)
-    return name if found is None or missing_weights(found) else str(found)
 
 
 def _loaded(folder: str, config: Any, wanted: Build) -> Any:
@@ -150,14 +149,6 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
     if new:  # transformers has drawn other values on each rank
         draw(model, transformers_api.outline(config, wanted.head), new, wanted.seed)
     return model
-
-
-def _freeze_others(model: nn.Module, head: str) -> None:
-    """Freezes all parameters but those of the adapter and of the head `score`. transformers sets
-    `requires_grad` of all parameters that it loads."""
-    for name, parameter in model.named_parameters():
-        is_new_head = head == "score" and name.startswith(NEW_HEAD)
-        parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
 
 
 def distribute(model: Any, wanted: Build) -> None:

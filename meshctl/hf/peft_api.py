@@ -203,11 +203,6 @@ def is_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
 
 
-def adapter_name(name: str) -> str:
-    """Returns the name that a parameter of an adapter has in the files of peft."""
-    return f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
-
-
 def renamed_by(model: nn.Module) -> dict[str, str]:
     """Returns the new names of the weights of adapted modules: regular expression for the name on disk ->
     name in the model with adapters.

@@ -238,8 +238,10 @@ class Sampling:
         if 0 < self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k, dim=-1).values[..., -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p < 1:
-            logits = logits.masked_fill(~_nucleus(logits, self.top_p), -torch.inf)
+        if self.top_p < 1:  # the nucleus (Holtzman et al., 2020, arXiv:1904.09751)
+            ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
+            is_outside = (ordered.cumsum(-1) - ordered) >= self.top_p
+            logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -torch.inf)
         return logits.log_softmax(-1)
 
     def draw(self, logprobs: Tensor, uniforms: Tensor) -> Tensor:
@@ -349,14 +351,6 @@ class _Found:
             Answer(tokens[:length], logprobs[:length], "stop" if has_ended else "length")
             for tokens, logprobs, length, has_ended in zip(*(one.tolist() for one in rows), strict=True)
         ]
-
-
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Returns booleans: true for the most likely tokens, whose probabilities add up to at least
-    `top_p` (Holtzman et al., 2020, arXiv:1904.09751)."""
-    ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < top_p)
 
 
 def stream_keys(words: Sequence[Any], ids: Tensor) -> Tensor:

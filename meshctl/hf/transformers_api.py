@@ -98,7 +98,8 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         own = (
             "its code is its own, and only that of transformers runs" if "trust_remote" in str(error) else ""
         )
-        reason = own or _unknown_type(model) or _one_line(error)
+        # That of an invalid config has its reason in the second line.
+        reason = own or _unknown_type(model) or " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{shown} cannot be read: {reason}") from error
 
 
@@ -481,10 +482,6 @@ class DiskFormat:
         model.config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
-
-
-def _one_line(error: BaseException) -> str:  # that of an invalid config has its reason in the second line
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

@@ -63,7 +63,7 @@ def adapter_of(model: Any) -> Iterator[tuple[str, Tensor]]:
     peft."""
     for name, tensor in held(model).items():
         if peft_api.is_adapter(name):
-            yield peft_api.adapter_name(name), tensor.detach()
+            yield f"base_model.model.{name.replace(f'.{peft_api.ADAPTER}.', '.')}", tensor.detach()
 
 
 def merged_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -212,17 +212,15 @@ def _parts(fused: Tensor, rows: Mapping[str, Tensor]) -> Iterator[tuple[str, Ten
     local = _flat(local_of(fused))
     for name, own in rows.items():
         part = local[own.flatten().to(local.device)].view(*own.shape, local.shape[-1])
-        yield name, _sharded_like(fused, part) if isinstance(fused, DTensor) else part
-
-
-def _sharded_like(fused: DTensor, local: Tensor) -> DTensor:
-    shape = torch.Size((*local.shape[:-1], fused.shape[-1]))
-    strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-    last = Shard(local.ndim - 1)
-    placements = [each if each.is_replicate() else last for each in fused.placements]
-    return DTensor.from_local(
-        local, fused.device_mesh, placements, run_check=False, shape=shape, stride=strides
-    )
+        if isinstance(fused, DTensor):
+            shape = torch.Size((*part.shape[:-1], fused.shape[-1]))
+            strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+            last = Shard(part.ndim - 1)
+            placements = [each if each.is_replicate() else last for each in fused.placements]
+            part = DTensor.from_local(
+                part, fused.device_mesh, placements, run_check=False, shape=shape, stride=strides
+            )
+        yield name, part
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -170,7 +170,9 @@ class Sampler(AnswerSampler):
 
     def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
         rows = [row.tolist() for row in samples["prompt_ids"].rows()]
-        seeds = [self._seed_of(one) for one in samples.ids.tolist()]
+        words = [repr((self.seed, self.place.name, self.step, *one)) for one in samples.ids.tolist()]
+        digests = [hashlib.blake2b(one.encode(), digest_size=8).digest() for one in words]
+        seeds = [int.from_bytes(one, "big") >> 1 for one in digests]
         requests = [Request(prompt, seed) for prompt, seed in zip(rows, seeds, strict=True)]
         answers = self.engine.generate(requests, self._complete_sampling)
         self._check_answers(answers, samples)
@@ -193,10 +195,6 @@ class Sampler(AnswerSampler):
     def _complete_sampling(self) -> Sampling:
         ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
         return replace(self.sampling, stop_tokens=tuple(ends))
-
-    def _seed_of(self, sample: Sequence[int]) -> int:
-        words = repr((self.seed, self.place.name, self.step, *sample)).encode()
-        return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "big") >> 1
 
     @cached_property
     def limits(self) -> PromptLimits:
