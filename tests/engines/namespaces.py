@@ -131,7 +131,10 @@ class Hosts:
 
     def link(self, number: int, state: str) -> None:
         """Sets the link of a host `up` or `down`; its number begins at 0."""
-        run(f"ip -n {self.names[number]} link set eth0 {state}")
+        name = self.names[number]
+        run(f"ip -n {name} link set eth0 {state}")
+        if state == "up":  # the kernel has dropped the IPv6 address of a link that was down
+            run(f"ip -n {name} addr replace {self.addresses_v6[number]}/64 dev eth0 nodad")
 
     def forget_link_address(self, address: str) -> None:
         """Makes this machine and all hosts ask anew which link an address has. Otherwise they send to the former one
