@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import gettempdir
 
 import pytest
-from processes import LONG, Launch, Launched, Start, family, plan_of, written
+from processes import LONG, Launch, Start, family, plan_of, written
 from torch.distributed import TCPStore
 
 from meshctl.network.control_store import StoreClient, StoreLost
@@ -38,18 +38,14 @@ KEYS = {
 """Keys that would end a run if a worker or the supervisor read them."""
 
 
-def write_as_stranger(run: Launched) -> None:
-    """Writes all keys into the store that whoever reaches the head can write: that of torch's process groups."""
+def test_a_stranger_does_not_end_a_run(launch: Launch, tmp_path: Path) -> None:
+    """It writes all keys into the store that whoever reaches the head can write: that of torch's process groups."""
+    plan = replace(plan_of(tmp_path, ("one", 2), steps=0), cluster=Cluster(nodes=2))
+    run = launch(plan, "forever").ready(2)
     host, _, port = run.events("ready")[0].value["head"].partition(":")
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
     for key, value in KEYS.items():
         store.set(f"run/0/{key}", value)
-
-
-def test_a_stranger_does_not_end_a_run(launch: Launch, tmp_path: Path) -> None:
-    plan = replace(plan_of(tmp_path, ("one", 2), steps=0), cluster=Cluster(nodes=2))
-    run = launch(plan, "forever").ready(2)
-    write_as_stranger(run)
     with pytest.raises(StoreLost, match="does not have the token"):
         StoreClient(run.events("ready")[0].value["control"], "guessed")
     last = run.last_step()

@@ -102,18 +102,14 @@ def test_a_deleted_job_set_ends_the_run_in_order(world: World) -> None:
     """Its pods are asked to end one after another, that of the head last."""
     launch = world.launch(*LONG, "run.restarts=3")
     world.until_step(5)
-    delete(world, "jobset", launch_name(world))
+    [name] = [name for kind, name in world.cluster.objects if kind == "jobsets"]
+    delete(world, "jobset", name)
     world.until(lambda: launcher_events(world, "over"))
     [over] = launcher_events(world, "over")
     assert over["code"] == 143, over
     launch.end()
     steps = len(rows_of(world.run_of_pods))
     assert (world.run_of_pods / "checkpoints" / f"step-{steps}" / "checkpoint.manifest.json").exists()
-
-
-def launch_name(world: World) -> str:
-    [name] = [name for kind, name in world.cluster.objects if kind == "jobsets"]
-    return name
 
 
 def test_a_group_in_pods_of_its_own_restarts_alone(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,62 +35,47 @@ def wait(own: int, *records: Record, **more: Any) -> Wait:
     return waits_of(PLAN, known, ("train", own))
 
 
-def test_a_peer_on_a_route() -> None:
+BEHIND = record(calls={"actor:dp": Calls(1, (0,))})
+SAVING, CLOSING = (record(one, stage=-1) for one in (Activity.SAVING, Activity.CLOSING))
+BETWEEN = record(Activity.BETWEEN_STEPS, stage=-1)
+ON_ROUTE = [record(), record(Activity.RECEIVING, step=4), record(), record()]
+THREE = frozenset({("train", 0), ("train", 2), ("train", 3)})
+STOPPING: dict[str, Any] = {"is_stopping": True, "done": frozenset({("other", 0)})}
+WAITS: dict[str, tuple[list[Record], list[int], dict[str, Any]]] = {
+    "not for itself": ([record(Activity.SENDING, peer=0)], [], {}),
+    "rank 2 is its only peer of dp": ([inside(2), BEHIND, BEHIND, BEHIND], [2], {}),
+    "a rank without a record moves": ([inside(2), BEHIND], [2], {}),
+    "in an earlier step": ([inside(2), BEHIND, record(step=2), BEHIND], [2], {}),
+    "it has left the step": ([inside(2), BEHIND, record(step=4), BEHIND], [], {}),
+    "in the same collective": ([inside(2), record(), inside(2), record()], [2], {}),
+    "a collective of torch that only the stack shows": (ON_ROUTE, [1], {"in_torch": THREE}),
+    "all are in torch: a circle": (ON_ROUTE, [1], {"in_torch": BEGUN}),
+    "an endpoint runs": ([record()], [], {}),
+    "the devices are synchronized": ([record(Activity.SYNCING)], [], {}),
+    "a checkpoint needs all ranks": ([SAVING, SAVING, record(), SAVING], [2], {}),
+    "all ranks save": ([SAVING] * 4, [], {}),
+    "a close is no checkpoint": ([CLOSING, CLOSING, record(), CLOSING], [], {}),
+    "between steps": ([BETWEEN, BETWEEN, record(), BETWEEN], [], {}),
+    "the last step is agreed with all who are inside of one": ([BETWEEN, BETWEEN, record(), BETWEEN], [2], STOPPING),
+}  # fmt: skip
+"""Records of the first ranks, the ranks for which rank 0 waits, and what else is known."""
+
+
+@pytest.mark.parametrize(("records", "ranks", "known"), WAITS.values(), ids=WAITS)
+def test_for_whom_rank_0_waits(records: list[Record], ranks: list[int], known: dict[str, Any]) -> None:
+    assert wait(0, *records, **known).workers == tuple(("train", rank) for rank in ranks)
+
+
+def test_what_is_waited_for() -> None:
     found = wait(0, record(Activity.RECEIVING, peer=4, route=0))
     assert found.workers == (("other", 0),) and found.what == "data of `batch -> loss`"
     assert wait(0, record(Activity.SENDING, peer=1, route=0)).what == "free slot of `batch -> loss`"
-    assert wait(0, record(Activity.SENDING, peer=0)).workers == (), "it waits for all, not for itself"
-
-
-def test_who_has_not_reached_a_collective() -> None:
-    behind = record(stage=1, calls={"actor:dp": Calls(1, (0,))})
-    found = wait(0, inside(2), behind, behind, behind)
-    assert found.workers == (("train", 2),), "rank 2 is its only peer of dp"
-    assert found.what == "`all_reduce` at a.py:3"
-    assert wait(0, inside(2), behind).workers == (("train", 2),), "a rank without a record moves"
-    assert wait(0, inside(2), behind, record(step=2), behind).workers == (("train", 2),)
-    assert wait(0, inside(2), behind, record(step=4), behind).workers == (), "it has left the step"
-
-
-def test_ranks_in_the_same_collective_wait_for_each_other() -> None:
-    both = [inside(2), record(), inside(2), record()]
-    assert wait(0, *both).workers == (("train", 2),) and wait(2, *both).workers == (("train", 0),)
-
-
-def test_a_collective_of_torch_that_only_the_stack_shows() -> None:
-    records = [record(), record(Activity.RECEIVING, step=4), record(), record()]
-    in_torch = frozenset({("train", 0), ("train", 2), ("train", 3)})
-    assert wait(0, *records, in_torch=in_torch).workers == (("train", 1),)
-    everybody = frozenset(BEGUN)
-    assert wait(3, *records, in_torch=everybody).workers == (("train", 0),), "a circle"
-
-
-def test_an_endpoint_that_runs_waits_for_nobody() -> None:
-    assert wait(0, record()).workers == () == wait(0, record(Activity.SYNCING)).workers
-
-
-def test_a_checkpoint_needs_all_ranks() -> None:
-    saving = record(Activity.SAVING, stage=-1)
-    assert wait(0, saving, saving, record(), saving).workers == (("train", 2),)
-    assert wait(0, *[saving] * 4).workers == ()
-
-
-def test_a_close_is_no_checkpoint() -> None:
-    closing = record(Activity.CLOSING, stage=-1)
-    assert wait(0, closing, closing, record(), closing).workers == ()
-    assert (
-        doing_of(PLAN, Known({("train", 0): closing}, begun=BEGUN), ("train", 0))
-        == "`close`, after its last step"
-    )
-    assert position_of(PLAN, closing).doing == "close"
-
-
-def test_the_agreement_on_a_last_step_needs_everybody_who_is_inside_of_one() -> None:
-    between = record(Activity.BETWEEN_STEPS, stage=-1)
-    records = [between, between, record(), between]
-    assert wait(0, *records).workers == ()
-    done = frozenset({("other", 0)})
-    assert wait(0, *records, is_stopping=True, done=done).workers == (("train", 2),)
+    assert wait(0, inside(2), BEHIND, BEHIND).what == "`all_reduce` at a.py:3"
+    assert wait(2, inside(2), record(), inside(2)).workers == (("train", 0),), "each for the other"
+    assert wait(3, *ON_ROUTE, in_torch=BEGUN).workers == (("train", 0),), "a circle"
+    known = Known({("train", 0): CLOSING}, begun=BEGUN)
+    assert doing_of(PLAN, known, ("train", 0)) == "`close`, after its last step"
+    assert position_of(PLAN, CLOSING).doing == "close"
 
 
 def test_before_the_first_step_a_meeting_needs_those_in_earlier_phases() -> None:
