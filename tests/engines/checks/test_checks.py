@@ -273,7 +273,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def within(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Sets the text of /proc/self/machine."""
+    """Sets the text of /proc/self/cgroup."""
     read = Path.read_text
 
     def fake(path: Path, *words: Any, **more: Any) -> str:
