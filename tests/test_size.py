@@ -26,7 +26,7 @@ ROOMS = {
     "recipe": 16300,
     "rewards": 922,
     "run": 3842,
-    "runtime": 15636,
+    "runtime": 15629,
     "text": 630,
     "topology": 4069,
     "trackers": 1087,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_085
+TOTAL = 82_078
 TESTS = 61_680
 """Lines of Python in `tests/`."""
 SMALL = 50

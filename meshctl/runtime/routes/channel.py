@@ -20,7 +20,7 @@ computes other parts is named before any of its samples are used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -95,10 +95,8 @@ class Channel:
         sides = [(side.mesh, side.first_job_rank, side.execute) for side in (self._producer, self._consumer)]
         self._last: tuple[Any, Partition | None] = None, None
         """The last partition that follows from numbers of samples alone, behind these numbers."""
-        self._sent_to: dict[int, list[list[int]]] = {}
-        """Part -> its `_destinations`."""
-        self._forwarding: dict[tuple[int, int], list[int]] = {}
-        """(part, producer) -> the ranks of this node that forward it."""
+        self._readers_of = cache(context.destinations)
+        self._forwarding = cache(context.forwarding)
         self._seed = crc32(repr((self.route, *sides)).encode())
 
     def _set_producers(self, ranks: tuple[int, ...]) -> None:
@@ -230,11 +228,7 @@ class Channel:
 
     def _destinations(self, part: int) -> list[list[int]]:
         """Returns the job ranks to which this rank sends a part; those of one list read the same memory."""
-        found = self._sent_to.get(part)
-        if found is None:
-            found = self.context.destinations(self.context.rank, self.consumers.ranks[part])
-            self._sent_to[part] = found
-        return found
+        return self._readers_of(self.context.rank, self.consumers.ranks[part])
 
     def _send_to(self, job_ranks: Sequence[int], tag: int, content: list[Any]) -> None:
         frame = self._transport.frame(job_ranks, content, is_final=True)
@@ -286,12 +280,11 @@ class Channel:
 
     def _next(self, part: int, producer: int) -> Message:
         """Returns the next frame of a producer, without those of older generations."""
-        rank, key = self._producers[producer], (part, producer)
-        if key not in self._forwarding:
-            self._forwarding[key] = self.context.forwarding(rank, self.consumers.ranks[part])
+        rank = self._producers[producer]
         while True:
             try:
-                message = Message(*self.context.receive(rank, self._forwarding[key]))
+                peers = self._forwarding(rank, self.consumers.ranks[part])
+                message = Message(*self.context.receive(rank, peers))
             except BuffersHeld as held:
                 raise self._buffers_held(held) from None
             if message.generation >= self._generation:
