@@ -14,7 +14,7 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 935,
-    "cli": 4810,
+    "cli": 4804,
     "components": 697,
     "data": 2416,
     "diagnostics": 268,
@@ -22,19 +22,19 @@ ROOMS = {
     "hf": 5171,
     "losses": 1141,
     "network": 460,
-    "plan": 2615,
+    "plan": 2602,
     "recipe": 16300,
     "rewards": 922,
     "run": 3842,
     "runtime": 15629,
     "text": 630,
-    "topology": 4069,
+    "topology": 4068,
     "trackers": 1087,
-    "view": 7864,
+    "view": 7859,
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_078
+TOTAL = 82_053
 TESTS = 61_680
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -582,7 +582,16 @@ class DeviceMesh:
                 return home, tuple(
                     home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names
                 )
-        raise MeshError(_why_unknown(self, names))
+        views = VIEWS if self.has_views else {}
+        of_views = [dim for dims in views.values() for dim in dims]
+        known = (*self.mesh_dim_names, *self.absent, *of_views)
+        if strange := [dim for dim in names if dim not in known]:
+            also = f"; its views have {', '.join(of_views)}" if views else ""
+            available = ", ".join(self.mesh_dim_names)
+            raise MeshError(f"dim {strange[0]!r} does not exist; available: {available}{also}")
+        raise MeshError(
+            f"{' and '.join(names)} cannot be used together: they are not dims of one view of the mesh"
+        )
 
     @property
     def own_rank(self) -> int | None:
@@ -690,16 +699,6 @@ def shown(ranks: Sequence[int]) -> str:
 
 def _as_tuple(dims: object) -> tuple[Any, ...]:
     return tuple(dims) if isinstance(dims, Iterable) and not isinstance(dims, str) else (dims,)
-
-
-def _why_unknown(mesh: DeviceMesh, names: tuple[str, ...]) -> str:
-    views = VIEWS if mesh.has_views else {}
-    of_views = [dim for dims in views.values() for dim in dims]
-    known = (*mesh.mesh_dim_names, *mesh.absent, *of_views)
-    if strange := [dim for dim in names if dim not in known]:
-        also = f"; its views have {', '.join(of_views)}" if views else ""
-        return f"dim {strange[0]!r} does not exist; available: {', '.join(mesh.mesh_dim_names)}{also}"
-    return f"{' and '.join(names)} cannot be used together: they are not dims of one view of the mesh"
 
 
 def _extent(mesh: DeviceMesh) -> str:

@@ -80,7 +80,17 @@ def _bash(line: str, breaks: str) -> Iterator[str]:
 def candidates(before: Sequence[str], word: str) -> Iterator[Candidate]:
     """Yields the candidates for the word after `before`, the previous words without the program's name."""
     root = _commands_of_meshctl()
-    command, arguments, option = _parsed(root, before)
+    command, arguments, option = root, list[str](), None
+    for earlier in before:
+        if option is not None:
+            option = None
+        elif earlier.startswith("-") and len(earlier) > 1:
+            known = _option(command, earlier)
+            option = None if known is None or known.is_flag else known
+        elif command is root:
+            command = root.commands.get(earlier, root)
+        else:
+            arguments.append(earlier)
     name, equals, value = word.partition("=")
     if option:
         yield from _values(command, option, arguments, word)
@@ -107,22 +117,6 @@ def _commands_of_meshctl() -> Any:
     from meshctl.cli.app import app
 
     return get_command(app)
-
-
-def _parsed(root: Any, words: Sequence[str]) -> tuple[Any, list[str], Any]:
-    """Returns (the command, its arguments so far, the option whose value comes next or None)."""
-    command, arguments, option = root, list[str](), None
-    for word in words:
-        if option is not None:
-            option = None
-        elif word.startswith("-") and len(word) > 1:
-            found = _option(command, word)
-            option = None if found is None or found.is_flag else found
-        elif command is root:
-            command = root.commands.get(word, root)
-        else:
-            arguments.append(word)
-    return command, arguments, option
 
 
 def _option(command: Any, name: str) -> Any:

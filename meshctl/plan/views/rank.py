@@ -199,7 +199,12 @@ def of_rank(plan: Plan, topology: Topology, group: str, rank: int, samples: int 
         program=placed.program,
         python=placed.python,
         components=tuple(_in_mesh(plan, component, rank) for component in components),
-        stages=tuple(_stages(plan, group, rank, samples)),
+        stages=tuple(
+            _stage(plan, stage, component, rank, samples)
+            for stage in plan.stages
+            for name in dict.fromkeys((stage.component, stage.to or stage.component))
+            if (component := plan.component(name)).group == group
+        ),
         routes=tuple(_routes(plan, group, rank, samples)),
     )
 
@@ -230,7 +235,11 @@ def _in_mesh(plan: Plan, component: PlacedComponent, rank: int) -> RankInMesh:
         data_size=mesh.data_size,
         is_leader=mesh.representative(data_rank) == rank,
         peers=tuple(_peers(plan, component, groups.dim, rank) for groups in component.process_groups),
-        neighbours=tuple(_neighbours(mesh, rank)),
+        neighbours=tuple(
+            Neighbours(dim, mesh.neighbour(rank, dim, -1, ring), mesh.neighbour(rank, dim, 1, ring), ring)
+            for dim, ring in (("pp", mesh.vpp_size > 1), ("cp", True))
+            if mesh.size(dim) > 1
+        ),
         pp_stages=mesh.pp_stages_of(rank),
         of_pp_stages=mesh.pp_stages,
     )
@@ -255,24 +264,7 @@ def crosses(plan: Plan, component: PlacedComponent, dim: str, ranks: Ranks) -> b
     return len({plan.node_of(component.group, rank) for rank in ends}) > 1
 
 
-def _neighbours(mesh: DeviceMesh, rank: int) -> Iterator[Neighbours]:
-    """Yields the neighbours along pp, which is a ring if there are virtual stages, and along cp, which is
-    always a ring."""
-    for dim, ring in (("pp", mesh.vpp_size > 1), ("cp", True)):
-        if mesh.size(dim) > 1:
-            before, after = (mesh.neighbour(rank, dim, step, ring) for step in (-1, 1))
-            yield Neighbours(dim, before, after, ring)
-
-
 # Stages
-
-
-def _stages(plan: Plan, group: str, rank: int, samples: int) -> Iterator[RankStage]:
-    for stage in plan.stages:
-        names = (stage.component, stage.to) if stage.kind == "sync" else (stage.component,)
-        for name in dict.fromkeys(names):
-            if (component := plan.component(name)).group == group:
-                yield _stage(plan, stage, component, rank, samples)
 
 
 def _stage(plan: Plan, stage: Stage, component: Component, rank: int, samples: int) -> RankStage:

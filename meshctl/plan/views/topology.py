@@ -280,6 +280,10 @@ def _group(plan: Plan, group: Group) -> PlacedGroup:
 def placed_component(plan: Plan, component: Component, letter: str) -> PlacedComponent:
     mesh = component.mesh
     runs = plan.node_runs(component.group)
+    own, views = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1], ["ulysses"]
+    if mesh.ep_size * mesh.etp_size > 1:  # of the views, those that differ from the mesh
+        views += VIEWS["expert"]
+    views = [dim for dim in views if mesh.size(dim) > 1]
     return PlacedComponent(
         name=component.name,
         letter=letter,
@@ -289,7 +293,7 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         mesh=mesh,
         layout=layout_of(mesh),
         data_size=mesh.data_size,
-        process_groups=tuple(process_groups(mesh, dim, runs) for dim in dims_of(mesh)),
+        process_groups=tuple(process_groups(mesh, dim, runs) for dim in (*own, *views)),
     )
 
 
@@ -302,15 +306,6 @@ def layout_of(mesh: DeviceMesh) -> str:
         )
         or "one rank"
     )
-
-
-def dims_of(mesh: DeviceMesh) -> tuple[str, ...]:
-    """Returns the dims with a size above 1, outermost first, then those of the views that differ from the
-    mesh."""
-    views = [dim for dim in ("ulysses",) if mesh.size(dim) > 1]
-    if mesh.ep_size * mesh.etp_size > 1:
-        views += [dim for dim in VIEWS["expert"] if mesh.size(dim) > 1]
-    return (*(dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1), *views)
 
 
 def process_groups(mesh: DeviceMesh, dim: str, runs: tuple[NodeRun, ...]) -> ProcessGroups:

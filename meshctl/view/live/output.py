@@ -74,20 +74,15 @@ class LogTail:
             return []
         rest = list[str]()
         if self._inode not in (0, found.st_ino):
-            rest = self._rest_of_older(max_bytes, is_complete)
+            path = older(self.path)
+            before = stat_of(path)  # the file that was read last may be the older half of the log now
+            if before is not None and before.st_ino == self._inode:
+                rest = self._read(path, before.st_size, max_bytes, is_complete)
             if is_complete and rest:
                 return rest
             self._offset = 0
         self._inode = found.st_ino
         return rest + self._read(self.path, found.st_size, max_bytes, is_complete)
-
-    def _rest_of_older(self, max_bytes: int, is_complete: bool) -> list[str]:
-        """Returns new lines of the file that was read last and is now the older half of the log."""
-        path = older(self.path)
-        found = stat_of(path)
-        if found is None or found.st_ino != self._inode:
-            return []
-        return self._read(path, found.st_size, max_bytes, is_complete)
 
     def _read(self, path: Path, size: int, max_bytes: int, is_complete: bool) -> list[str]:
         if size <= self._offset:
