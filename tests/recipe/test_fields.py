@@ -6,25 +6,22 @@ import pytest
 
 from meshctl.cli.completion.overrides import Outline, overrides
 from meshctl.diagnostics import Span
-from meshctl.recipe import field_types, fields, model
+from meshctl.recipe import fields, model
 from meshctl.recipe.compose.yaml_tree import BROKEN, Node, of_plain
 from meshctl.recipe.engine_fields import OPTIONS
-from meshctl.recipe.field_types import Field, FieldReader, Section
+from meshctl.recipe.field_types import FieldReader, Section
 from meshctl.recipe.fields import (
     COMPONENT,
     DISPATCH,
     GROUP,
-    INPUT,
     PARALLEL,
     RECIPE,
     RUN,
     SECTIONS,
     STAGE,
     field_at,
-    section_at,
 )
-from meshctl.recipe.mistakes import ALIASES, correct, nearest_key
-from meshctl.recipe.section_types import Defaults, Nested
+from meshctl.recipe.section_types import Defaults
 from meshctl.run import settings
 
 HERE = Span("recipe.yaml", 1, 1)
@@ -93,30 +90,6 @@ def test_every_field_is_known_wherever_keys_are(section: Section) -> None:
         assert not {*field.aliases.split()} & {*section.keys}  # an alias is no key of its own section
 
 
-def test_a_new_key_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A field that is added to a section is read, checked, documented, completed and suggested."""
-    new = Field(
-        "cool_down", field_types.Seconds(), "Seconds of rest between steps.", default=2.5, aliases="rest"
-    )
-    section = Section("run", "`run`", (*RUN.fields, new))
-    nested = Field("run", Nested(section), "")
-    monkeypatch.setitem(RECIPE.by_key, "run", nested)
-    monkeypatch.setitem(ALIASES, "rest", {"cool_down": None})
-    own = FieldReader()
-    assert own.section(of_plain({}, HERE), ("run",), section)["cool_down"] == 2.5
-    assert own.section(of_plain({"cool_down": 4}, HERE), ("run",), section)["cool_down"] == 4.0
-    own.section(of_plain({"cool_down": -1}, HERE), ("run",), section)
-    assert [found.message for found in own.found] == ["`cool_down` must be a number of at least 0, not -1"]
-    (unknown,) = correct(of_plain({"run": {"cool_down": 1, "rest": 1}}, HERE)).found
-    assert (unknown.message, unknown.help) == ("`run` has no key `rest`", "did you mean `cool_down`?")
-    described = section.schema()["properties"]["cool_down"]
-    assert (described["description"], described["default"]) == ("Seconds of rest between steps.", 2.5)
-    assert [
-        one.description for one in overrides(Outline(TREE), "run.cool") if one.text == "run.cool_down="
-    ] == [new.doc]
-    assert [field.key for field in section.defaults()][-1] == "cool_down"
-
-
 def test_defaults_of_the_model_are_those_of_the_table() -> None:
     classes = {
         GROUP: (model.DeviceGroup, model.Program),
@@ -134,16 +107,3 @@ def test_defaults_of_the_model_are_those_of_the_table() -> None:
         defaults = {one.name: one.default for kind in kinds for one in attributes(kind)}
         for field in section.defaults():
             assert defaults[field.key] == field.default
-
-
-def test_sections_are_where_the_table_states() -> None:
-    assert section_at(("pipeline", "called", "in", "x", "dispatch"), TREE) is DISPATCH
-    assert section_at(("pipeline", "called", "in", "x"), TREE) is INPUT
-    assert section_at(("components", "nobody"), TREE) is COMPONENT
-    for path in ("groups", "vars", "vars.x", "run.steps", "run.x.y", "pipeline.s.in"):
-        assert section_at(tuple(path.split(".")), TREE) is None
-
-
-def test_words_of_other_systems() -> None:
-    assert nearest_key("Tensor-Model-Parallel-Size", PARALLEL.keys) == "tp_size"
-    assert nearest_key("devices", GROUP.keys) == "ranks"

@@ -29,17 +29,6 @@ def test_the_recipes_are_correct_before_they_are_broken() -> None:
             assert not [one for one in found if one.severity != "note"], override
 
 
-def test_an_empty_text_is_one_error() -> None:
-    """Under each key of the product that has a text in one of the recipes."""
-    items = {
-        (one.path[0], one.name): (recipe, one) for recipe in CORRECT for one in recipe.items if one.is_own
-    }
-    for recipe, item in items.values():
-        if item.kind == "text":
-            text = f'{recipe.text[: item.value[0]]}""{recipe.text[item.value[1] :]}'
-            assert len(loaded(recipe.name, text).report.errors) == 1, item.path
-
-
 def report_of(mutation: Mutation, text: str, override: str) -> Report:
     return loaded(mutation.recipe.name, text, *[override] * bool(override)).report
 

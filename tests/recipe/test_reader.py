@@ -97,20 +97,6 @@ def test_everything_a_recipe_can_state_arrives() -> None:
     assert recipe.run == Run(dir="out", checkpoint=Checkpoint(5, 1), show=("one.loss",), **ends)
 
 
-def test_what_is_left_out_has_its_default() -> None:
-    recipe = reading("groups: {a: {ranks: 2, device_type: cpu}}").recipe
-    assert (recipe.name, recipe.seed, recipe.run, recipe.cluster) == ("stem", 0, Run(), model.Cluster())
-    assert reading("run: {checkpoint: null}").recipe.run.checkpoint is None
-
-
-def test_a_value_that_was_wrong_is_known_to_be() -> None:
-    result = reading("groups: {a: {ranks: x, device_type: cpu}, b: {ranks: 2}}")
-    assert result.recipe.groups["a"].ranks == 0
-    for path in (("groups", "a", "ranks"), ("groups", "a"), ("groups",)):
-        assert not result.is_valid(*path)
-    assert result.is_valid("groups", "b") and result.is_valid("groups", "a", "device_type")
-
-
 def test_text_of_the_environment_is_read_as_what_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(
         "groups: {a: {ranks: '${oc.env:N}', device_type: cpu, program: {module: timeit}}}\nrun: {grace: '${oc.env:G,1.5}'}\n"

@@ -1,13 +1,12 @@
 """Classes read as text: through packages, imports and bases, and never imported."""
 
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from meshctl.recipe.code.classes import Class, Code, NoClass, NotFound
-from meshctl.recipe.code.modules import Module, Sources, Unread
+from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.signatures import Hint, Signature
 
 FILES = {
@@ -310,23 +309,3 @@ def test_a_function_that_is_only_named_endpoint_is_none(tmp_path: Path) -> None:
     text = "from meshctl import Component\nfrom own import endpoint\nclass X(Component):\n    @endpoint\n    def go(self): ...\n"
     found = found_in(write(tmp_path, {"own.py": own, "mine.py": text}), "mine.X")
     assert found.is_component and not found.endpoints
-
-
-def test_libraries_are_not_read_for_decorators_and_annotations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = """
-        import torch
-        from meshctl import Component
-        class X(Component):
-            @torch.no_grad()
-            def go(self, x: torch.Tensor): ...
-    """
-    write(tmp_path, {"mine.py": text})
-    code, read = Code((str(tmp_path),), sys.path), list[str]()
-    assert isinstance(code.find("mine.X"), Class)
-    module = code.module("mine")
-    assert isinstance(module, Module)
-    monkeypatch.setattr(Sources, "module", lambda self, name: read.append(name))
-    code.meaning(module, "torch.Tensor")
-    assert not [name for name in read if name.startswith("torch")]

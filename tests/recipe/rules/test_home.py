@@ -1,4 +1,6 @@
-"""`home`: each message of MC534 and MC535. `tests/pipelines` runs what is accepted."""
+"""`home`: each message of MC534 and MC535. `tests/pipelines` runs what is accepted. Then inputs of a stage that
+are joined by sample id: with `execute: peer`, whose samples do not move between workers, and from sources with the
+same columns."""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from meshctl.diagnostics import Report
 from meshctl.recipe.compose.yaml_scalars import dump
-from meshctl.recipe.load import Loaded, load
+from meshctl.recipe.load import load
 from tests.paths import LAUNCHED as HERE
 
 FIRST = {"call": "maker.fill", "in": "batch"}
@@ -28,15 +31,15 @@ def recipe_of(stages: dict[str, Any], maker: Any = None, user: Any = "maker", **
     return {"groups": groups, "components": components, "pipeline": pipeline, "run": {"steps": 2}}
 
 
-def loaded(recipe: dict[str, Any], folder: Path) -> Loaded:
+def report_of(recipe: dict[str, Any], folder: Path) -> Report:
     file = folder / "recipe.yaml"
     file.write_text(dump(recipe), encoding="utf-8")
-    return load(file, [], folder, environ={}, path=[str(HERE)])
+    return load(file, [], folder, environ={}, path=[str(HERE)]).report
 
 
 def reported(recipe: dict[str, Any], folder: Path) -> list[tuple[str, str, str]]:
     """Returns (message, marked text, label of the second span) of every error."""
-    report = loaded(recipe, folder).report
+    report = report_of(recipe, folder)
     assert {error.code for error in report.errors} <= {"MC534", "MC535"}
     lines = dict(report.sources)
     found = []
@@ -93,3 +96,62 @@ def test_each_message(
     assert reported(recipe_of({"first": FIRST, **stages}, **layouts), tmp_path) == (
         [expected] if expected else []
     )
+
+
+# Inputs that are joined
+
+
+def joined(ranks: dict[str, int], stages: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe with a source in group `a` and a worker in each group."""
+    groups = {name: {"ranks": count, "device_type": "cpu"} for name, count in ranks.items()}
+    components: dict[str, Any] = {"source": {"_target_": "pieces.Source", "group": "a"}}
+    for name in groups:
+        components[name] = {"_target_": "pieces.Worker", "group": name}
+    pipeline = {"s0": {"call": "source.next", "samples": 9}, **stages}
+    return {"groups": groups, "components": components, "pipeline": pipeline, "run": {"steps": 1}}
+
+
+def take(source: str, call: str = "b.take", **more: Any) -> dict[str, Any]:
+    """Returns a stage that changes no numbers of samples."""
+    return {"call": call, "in": source, "dispatch": {"allow_empty": True}, "samples": 9, **more}
+
+
+def pair(one: str, other: str, execute: str = "peer") -> dict[str, Any]:
+    inputs = {"one": one, "other": other}
+    return {"call": "b.pair", "in": inputs, "dispatch": {"allow_empty": True}, "execute": execute}
+
+
+BALANCED = {"dispatch": {"allow_empty": True, "balance": "tokens"}}
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_reported"),
+    [
+        ({"s1": take("s0", execute="peer"), "s2": take("s0"), "s3": pair("s2", "s1")}, True),
+        ({"s1": take("s0"), "s2": take("s0", "c.take"), "s3": pair("s1", "s2")}, True),
+        ({"s1": take("s0"), "s2": take("s0", **BALANCED), "s3": pair("s1", "s2")}, True),
+        ({"s1": take("s0"), "s2": take("s0"), "s3": pair("s1", "s2")}, False),
+        ({"s1": take("s0", **BALANCED), "s2": take("s0", **BALANCED), "s3": pair("s1", "s2")}, False),
+        ({"s1": take("s0"), "s2": take("s0", execute="peer"), "s3": pair("s1", "s2", "all")}, False),
+    ],
+)
+def test_peers_by_different_ways_are_warned_of(
+    stages: dict[str, Any], is_reported: bool, tmp_path: Path
+) -> None:
+    found = report_of(joined({"a": 2, "b": 3, "c": 2}, stages), tmp_path).diagnostics
+    assert [one.severity for one in found if one.code == "MC536"] == ["warning"] * is_reported
+
+
+@pytest.mark.parametrize(("kind", "is_wrong"), [("Text", True), ("Prompts", False)])
+def test_two_sources_with_the_same_columns(tmp_path: Path, kind: str, is_wrong: bool) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "a", "prompt": "b"}\n')
+    recipe = joined({"a": 1, "b": 1}, {})
+    for name, source in (("one", "Text"), ("other", kind)):
+        args = {"path": str(tmp_path / "rows.jsonl"), "tokenizer": "byte"}
+        recipe["components"][name] = {"_target_": f"meshctl.data.{source}", "group": "a", "args": args}
+        recipe["pipeline"][name] = {"call": f"{name}.next", "samples": 9}
+    recipe["pipeline"]["both"] = {"call": "b.take", "in": ["one", "other"]}
+    found = report_of(recipe, tmp_path).diagnostics
+    assert [one.message for one in found if one.code == "MC537"] == is_wrong * [
+        "the sources `one` and `other` both have `input_ids` and `labels`"
+    ]

@@ -298,12 +298,6 @@ def test_the_config_that_a_class_names_is_compared_with_the_layout(
     assert codes_of(tmp_path, target, args, WHERE="llama") == codes
 
 
-def test_a_note_about_a_model_that_is_not_here_is_not_repeated(tmp_path: Path) -> None:
-    (one,) = of_config(tmp_path, "Base", ELSE)
-    assert (one.code, one.severity) == ("MC438", "note")
-    assert one.message.startswith("`someone/else` is neither a local folder nor in the cache of the hub")
-
-
 def write_cached(hub: Path, commit: str, heads: int, *, is_latest: bool = False) -> None:
     folder = hub / "models--someone--else"
     (folder / "snapshots" / commit).mkdir(parents=True)
