@@ -69,14 +69,16 @@ def rules_of(subject: ModuleType) -> tuple[Rule, ...]:
         *kinds, returned = hints.values() or ("",)
         is_own = not name.startswith("_") and getattr(one, "__module__", "") == subject.__name__
         if is_own and returned == "Iterator[Diagnostic]" and kinds[:1] == ["Facts"]:
-            found.append(partial(_of_each, one, WALKS[kinds[1]]) if len(kinds) > 1 else one)
+            found.append(partial(_of_each, one, kinds[1]) if len(kinds) > 1 else one)
     return tuple(found)
 
 
 def _of_each(
-    rule: Callable[[Facts, Any], Iterator[Diagnostic]], walk: Callable[[Facts], Iterable[Any]], facts: Facts
+    rule: Callable[[Facts, Any], Iterator[Diagnostic]], kind: str, facts: Facts
 ) -> Iterator[Diagnostic]:
-    for item in walk(facts):
+    if kind not in facts.items:
+        facts.items[kind] = tuple(WALKS[kind](facts))
+    for item in facts.items[kind]:
         yield from rule(facts, item)
 
 

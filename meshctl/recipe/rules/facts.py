@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
@@ -63,6 +63,8 @@ class Facts:
     """Path in the recipe -> config file that was read."""
     named_configs: dict[str, Config | None] = field(default_factory=dict)
     """Name of a model in an argument -> its config; None if its format is unknown."""
+    items: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Type of the items of a recipe -> the items, after the first rule about each of them."""
 
     @property
     def code(self) -> Code:
