@@ -92,11 +92,6 @@ class Times:
     at: frozenset[str] = frozenset()
     """The stage runs at these times only (`start`, `end`, `checkpoint`)."""
 
-    def with_stage(self, stage: Stage) -> Times:
-        if stage.when:
-            return Times(self.period, self.at | {stage.when})
-        return Times(lcm(self.period, stage.every), self.at)
-
     def __and__(self, other: Times) -> Times:
         return Times(lcm(self.period, other.period), self.at | other.at)
 
@@ -119,7 +114,7 @@ def times_by_stage(pipeline: Mapping[str, Stage]) -> dict[str, Times]:
             if stage.name in known:
                 times = times & known[stage.name]
             else:
-                times = times.with_stage(stage)
+                times = times & Times(1 if stage.when else stage.every, frozenset({stage.when} - {""}))
                 pending += (*stage.takes, *stage.outside)
         known[name] = times
     return known

@@ -73,15 +73,12 @@ def compose(
         found += wrong
     found = [*store.found, *lists.found, *found]
     if not found and not root.value:
-        found.append(_empty(name))
+        message = f"`{name}` has no keys; a recipe has at least a group and what runs on it"
+        help = "`meshctl init` writes a recipe that runs"
+        found.append(Diagnostic("MC004", message, Span(name, 1, 1), help=help))
     lines = tuple((overrides.file_of(number), (text,)) for number, text in enumerate(texts, 1))
     chosen = tuple(key for config in included.configs for key, _ in config.choices)
     return Composed(root, tuple(dict.fromkeys(found)), (*store.sources, *lines), chosen)
-
-
-def _empty(name: str) -> Diagnostic:
-    message = f"`{name}` has no keys; a recipe has at least a group and what runs on it"
-    return Diagnostic("MC004", message, Span(name, 1, 1), help="`meshctl init` writes a recipe that runs")
 
 
 # Merging

@@ -173,13 +173,9 @@ def replaced(root: Node, path: KeyPath) -> Iterator[Node]:
     for length in range(len(path), -1, -1):
         node = root.at(path[:length])
         if node is not None and node.was is not None:
-            yield from _history(node.was, path[length:])
-
-
-def _history(node: Node, path: KeyPath) -> Iterator[Node]:
-    if (older := node.at(path)) is not None:
-        yield older
-    yield from replaced(node, path)
+            if (older := node.was.at(path[length:])) is not None:
+                yield older
+            yield from replaced(node.was, path[length:])
 
 
 def nested(path: KeyPath, node: Node) -> Node:
