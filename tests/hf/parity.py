@@ -268,6 +268,14 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
     return made
 
 
+def made(model: str | dict[str, Any], sizes: dict[str, Any] | None = None, **arguments: Any) -> Model:
+    """Returns a model of `ALL`, or of a config, on a mesh."""
+    found = Model(ALL[model] if isinstance(model, str) else model, **arguments)
+    found.use_mesh(mesh(sizes or {}))
+    found.setup()
+    return found
+
+
 def keys_of(sizes: dict[str, Any]) -> dict[str, Any]:
     """Returns sizes by the keys of `parallel`."""
     return {dim if dim == "sequence_parallel" else f"{dim}_size": size for dim, size in sizes.items()}

@@ -31,9 +31,7 @@ ON_TWO_RANKS = ("dapo by groups", "whitened", "ppo", "value")
 
 
 def model(**arguments: Any) -> Model:
-    made = Model(MODELS["llama"], **{"dtype": "float64", "lr": 1e-2, **arguments})
-    made.setup()
-    return made
+    return parity.made("llama", **{"dtype": "float64", "lr": 1e-2, **arguments})
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from meshctl.hf import Model, ModelError
 from meshctl.hf.weights import merged_weights
+from tests.hf import parity
 from tests.hf.memory import AllocatedPeak
-from tests.hf.parity import LORA, MODELS, mesh, whole_tensors
+from tests.hf.parity import LORA, MODELS, whole_tensors
 from tests.runtime import worlds
 
 SHARED = Path()
@@ -24,9 +25,7 @@ FILE_BYTES = 8000
 
 
 def model(name: str, sizes: dict[str, int], lora: bool = False) -> Model:
-    made = Model(MODELS[name], lora=LORA if lora else None)
-    made.use_mesh(mesh(sizes))
-    made.setup()
+    made = parity.made(name, sizes, lora=LORA if lora else None)
     for key, tensor in made.module.named_parameters():
         if ".lora_B." in key:
             torch.nn.init.constant_(tensor, 0.01)
@@ -106,9 +105,7 @@ def ranks_write_different_files(rank: int) -> None:
 
 def no_rank_holds_more_than_a_file_and_a_tensor(rank: int) -> None:
     wide = {**MODELS["llama"], "vocab_size": 8, "hidden_size": 512, "intermediate_size": 2048}
-    made = Model({**wide, "num_hidden_layers": 12, "head_dim": 128})
-    made.use_mesh(mesh({"fsdp": 2}))
-    made.setup()
+    made = parity.made({**wide, "num_hidden_layers": 12, "head_dim": 128}, {"fsdp": 2})
     total = sum(tensor.nbytes for _, tensor in made.weights())
     largest, file = 512 * 2048 * 4, 16 << 20
     with AllocatedPeak() as peak:

@@ -164,8 +164,8 @@ def outputs_for_divided_texts_are_those_for_whole_texts(rank: int) -> None:
     for head, of_head in calls.items():
         found = []
         for sizes in (DP, CP, ULYSSES, PP, SEQUENCE, TP):
-            model = Model(parity.MODELS["llama"], dtype="float64", head=head, top_logprobs=3, micro_batch=3)
-            model.use_mesh(mesh(sizes))
+            options = {"dtype": "float64", "head": head, "top_logprobs": 3, "micro_batch": 3}
+            model = parity.made("llama", sizes, **options)
             columns = [getattr(model, endpoint)(batch) for endpoint, batch in of_head]
             found.append([_values(one[name]) for one in columns for name in one.names])
         whole, *divided = found
@@ -218,8 +218,8 @@ def preferences_with_an_adapter(rank: int) -> None:
     columns = {"chosen_input_ids": texts["input_ids"], "rejected_input_ids": others["input_ids"]}
     found = []
     for sizes in (DP, PP):
-        model = Model(parity.MODELS["llama"], dtype="float64", loss="dpo", lora=LORA, lr=1e-3, micro_batch=3)
-        model.use_mesh(mesh(sizes))
+        options = {"dtype": "float64", "loss": "dpo", "lora": LORA, "lr": 1e-3, "micro_batch": 3}
+        model = parity.made("llama", sizes, **options)
         own = parity.share(model, Batch(columns, ids=texts.ids))
         updates = [model.update(own) for _ in range(2)]
         found.append([metrics[name] for metrics in updates for name in ("loss", "grad_norm")])

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshctl.hf import Model, ModelError
 from meshctl.runtime.batch.batch import Batch, Ragged
+from tests.hf import parity
 from tests.hf.parity import MODELS, batch_of
 
 VOCABULARY = 96
@@ -32,9 +33,7 @@ class LargestLogits(TorchDispatchMode):
 
 
 def model(**arguments: Any) -> Model:
-    made = Model(MODELS["qwen3"], **{"dtype": "float64", "loss": "cross_entropy", **arguments})
-    made.setup()
-    return made
+    return parity.made("qwen3", **{"dtype": "float64", "loss": "cross_entropy", **arguments})
 
 
 def largest_logits(one: Model, batch: Batch) -> int:
@@ -60,8 +59,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_such() -> None:
 
 def test_a_model_that_changes_its_logits_after_the_head_is_refused() -> None:
     granite = {**MODELS["llama"], "model_type": "granite", "logits_scaling": 8.0}
-    one = Model(granite, logits_chunk_tokens=8)
-    one.setup()
+    one = parity.made(granite, logits_chunk_tokens=8)
     with pytest.raises(ModelError, match="`GraniteForCausalLM` changes them after its head"):
         one.update(batch_of(1, False))
 
@@ -111,9 +109,8 @@ def answers(has_gap: bool = False) -> Batch:
 
 
 def sharing(share_prompts: bool, **more: Any) -> Model:
-    made = Model(CONFIG, dtype="float64", share_prompts=share_prompts, **{"temperature": 0.7, **more})
-    made.setup()
-    return made
+    options = {"dtype": "float64", "share_prompts": share_prompts, "temperature": 0.7, **more}
+    return parity.made(CONFIG, **options)
 
 
 def both(batch: Batch, names: list[str], **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:

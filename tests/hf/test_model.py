@@ -19,9 +19,7 @@ from tests.hf.parity import LORA, MODELS, Case, batch_of, label_logprobs
 
 
 def model(name: str = "qwen3", **arguments: Any) -> Model:
-    made = Model(MODELS[name], **{"dtype": "float64", "lr": 1e-2, **arguments})
-    made.setup()
-    return made
+    return parity.made(name, **{"dtype": "float64", "lr": 1e-2, **arguments})
 
 
 def pairs() -> Batch:

@@ -42,11 +42,7 @@ FOLDER = Path()
 
 
 def model(name: str, sizes: dict[str, int] | None = None, seed: int = 0) -> Model:
-    made = Model(parity.ALL[name], dtype="float64", config={"initializer_range": 0.02 * (seed + 1)})
-    if sizes:
-        made.use_mesh(parity.mesh(sizes))
-    made.setup()
-    return made
+    return parity.made(name, sizes, dtype="float64", config={"initializer_range": 0.02 * (seed + 1)})
 
 
 def files_of(name: str, folder: Path) -> dict[str, Tensor]:
