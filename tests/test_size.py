@@ -20,7 +20,7 @@ ROOMS = {
     "diagnostics": 268,
     "engines": 12468,
     "hf": 5171,
-    "losses": 1141,
+    "losses": 1131,
     "network": 460,
     "plan": 2602,
     "recipe": 16292,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_045
+TOTAL = 82_035
 TESTS = 61_567
 """Lines of Python in `tests/`."""
 SMALL = 50

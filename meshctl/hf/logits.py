@@ -31,7 +31,7 @@ from meshctl.hf.outputs import NO_SCORES, Outputs
 from meshctl.hf.texts import Texts
 from meshctl.hf.transformers_api import CachedForward, padded_left
 from meshctl.labels import IGNORED
-from meshctl.losses.logprobs import token_logprobs
+from meshctl.losses.loss import token_logprobs
 
 NEEDS_LOGITS = "`{}` needs the logits of all tokens; leave out `logits_chunk_tokens`"
 

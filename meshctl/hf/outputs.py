@@ -16,7 +16,7 @@ from meshctl.hf.texts import Texts, aligned, as_column, is_aligned, texts_of
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss
 from meshctl.losses.advantages import Advantage, group_sizes, group_sums
-from meshctl.losses.logprobs import token_logprobs
+from meshctl.losses.loss import token_logprobs
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective

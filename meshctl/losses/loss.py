@@ -1,4 +1,4 @@
-"""The lookup of losses, and the result of a loss.
+"""The lookup of losses, the result of a loss, and log-probabilities of labels with their cross entropy.
 
 A loss is a function, as `meshctl.losses` describes it: its positional parameters name its inputs, and its
 keyword-only parameters are its options. A new one is a function and one line in `LOSSES`.
@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, ClassVar, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from meshctl.dataclass import dataclass
+from meshctl.labels import IGNORED
 from meshctl.named_function import import_function
 from meshctl.runtime.component import ComponentError
 
 LOSSES = {
-    "cross_entropy": "meshctl.losses.logprobs.cross_entropy",
+    "cross_entropy": "meshctl.losses.loss.cross_entropy",
     "dpo": "meshctl.losses.preferences.dpo",
     "ipo": "meshctl.losses.preferences.ipo",
     "simpo": "meshctl.losses.preferences.simpo",
@@ -184,3 +186,29 @@ def find(name: str, **options: Any) -> Loss:
     """Returns the loss `name` with these options. `name` is a key of `LOSSES` or the dotted path of a
     function. Raises `LossError` for an unknown name or option."""
     return find_function(Loss, name, options)
+
+
+def token_logprobs(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> Tensor:
+    """Returns the log-probability of each label, `[...]`, in float32 or float64. The result is 0 where the
+    label is -100. `temperature` divides the logits.
+
+    `logits` is `[..., vocabulary]` and `labels` is int64 `[...]`. The logits at position t predict the label
+    at position t. For a causal model, the caller therefore shifts the labels by one.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = logits if temperature == 1 else logits / temperature
+    tokens = logits.flatten(0, -2), labels.flatten()
+    negated = nn.functional.cross_entropy(*tokens, ignore_index=IGNORED, reduction="none")
+    return -negated.view(labels.shape)
+
+
+def cross_entropy(logprobs: Tensor, mask: Tensor) -> LossSum:
+    """The loss of pre-training and supervised fine-tuning: the sum of `-mask * logprobs` over all tokens,
+    with the sum of `mask` as the count.
+
+    `logprobs` and `mask` are `[tokens]`, or have any other shape in common. `mask` is boolean or has weights.
+    The log-probability of a token with weight 0 is not used, so it may be infinite or NaN.
+    """
+    weights = mask.to(logprobs.dtype)
+    used = torch.where(mask != 0, logprobs, 0.0)
+    return LossSum(-(used * weights).sum(), weights.sum().detach())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from meshctl.labels import IGNORED
 from meshctl.losses import LOSSES, LossError, LossSum, find
-from meshctl.losses.logprobs import token_logprobs
+from meshctl.losses.loss import token_logprobs
 from tests.losses import test_policy_losses
 
 PAIRS = 7
