@@ -40,23 +40,18 @@ def data_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         words = split if isinstance(split, str) else str(split.value) if split else ""
         found = find(node.value, facts.code.path, suffixes, words)
         near = nearest(node.value, files_nearby(node.value, facts.code.path, suffixes))
-        one = _of_path(facts, node, found, near) or _of_row(facts, name, node, found)
-        yield from [one] if one else []
-
-
-def _of_path(facts: Facts, node: Node, found: Found, near: str) -> Diagnostic | None:
-    """Returns a diagnostic if the path of a source leads to no data on this machine. `near` is the path of a
-    file with a similar name; empty if there is none."""
-    meant = f"did you mean `{near}`?" if near else ""
-    if found.is_remote:
-        message = f"{found.wrong}, so its columns are not checked"
-        return Diagnostic(
-            "MC449", message, node.span, help=meant or "it must be a dataset of the hub", severity="note"
-        )
-    if found.wrong:
-        help = f"searched in {listed(facts.code.own)} and the installed packages"
-        return Diagnostic("MC446", found.wrong, node.span, help=found.help or meant or help)
-    return None
+        meant = f"did you mean `{near}`?" if near else ""
+        if found.is_remote:
+            message, help = (
+                f"{found.wrong}, so its columns are not checked",
+                "it must be a dataset of the hub",
+            )
+            yield Diagnostic("MC449", message, node.span, help=meant or help, severity="note")
+        elif found.wrong:
+            help = f"searched in {listed(facts.code.own)} and the installed packages"
+            yield Diagnostic("MC446", found.wrong, node.span, help=found.help or meant or help)
+        elif one := _of_row(facts, name, node, found):
+            yield one
 
 
 def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnostic | None:

@@ -461,18 +461,15 @@ def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagn
             if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
                 message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
                 yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
-            if source is not None and source.kind == "call" and facts.is_valid("pipeline", name):
-                yield from _joins_batch(facts, name, span)
-
-
-def _joins_batch(facts: Facts, name: str, span: Span) -> Iterator[Diagnostic]:
-    modes = facts.modes[name]
-    if modes.are_known and (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
-        gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
-        seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
-        message = f"a list of stages joins batches, but `{name}` produces {gives}"
-        help = "use one parameter for each: in: {PARAMETER: STAGE, ...}"
-        yield Diagnostic("MC537", message, span, seconds, help)
+            if source is None or source.kind != "call" or not facts.is_valid("pipeline", name):
+                continue
+            modes = facts.modes[name]
+            if modes.are_known and (modes.collect_mode.is_reduced or modes.collect_mode.is_list):
+                gives = "numbers" if modes.collect_mode.is_reduced else "a list of its workers' values"
+                seconds = (facts.key("pipeline", name).with_word(f"`collect` is {modes.collect}"),)
+                message = f"a list of stages joins batches, but `{name}` produces {gives}"
+                help = "use one parameter for each: in: {PARAMETER: STAGE, ...}"
+                yield Diagnostic("MC537", message, span, seconds, help)
 
 
 def inputs_have_same_samples(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:

@@ -29,8 +29,17 @@ def stage_runs(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         message, help = f"stage `{name}` never runs: {why}", "change `when` or `every`"
         inputs = tuple(_timing_of(facts, name) for name in stage.takes)
         yield Diagnostic("MC544", message, _timing_of(facts, name).with_word(""), inputs, help)
-    elif not why and facts.is_valid("run"):
-        yield from _runs_within_steps(facts, stage)
+    if why or not facts.is_valid("run"):
+        return
+    run, steps = facts.recipe.run, counted(facts.recipe.run.steps, "step")
+    why = _why_not_within(facts.times[name], run)
+    if why and not any(_why_not_within(facts.times[other], run) for other in stage.takes):
+        seconds = (facts.value("run", "steps").with_word(f"the run has {steps}"),)
+        message = f"stage `{name}` does not run in {steps}: {why}"
+        if stage.kind == "sync":
+            message = f"`{name}` sends weights only at the start: {why}"
+        span = _timing_of(facts, name).with_word("")
+        yield Diagnostic("MC545", message, span, seconds, severity="warning")
 
 
 def _why_never(facts: Facts, times: Times) -> str:
@@ -48,19 +57,6 @@ def _why_never(facts: Facts, times: Times) -> str:
     if {"start", "checkpoint"} <= times.at and run.checkpoint and run.checkpoint.every != 1:
         return "the start is step 1, which has no checkpoint"
     return ""
-
-
-def _runs_within_steps(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
-    run, steps = facts.recipe.run, facts.recipe.run.steps
-    why = _why_not_within(facts.times[stage.name], run)
-    if not why or any(_why_not_within(facts.times[other], run) for other in stage.takes):
-        return
-    seconds = (facts.value("run", "steps").with_word(f"the run has {counted(steps, 'step')}"),)
-    message = f"stage `{stage.name}` does not run in {counted(steps, 'step')}: {why}"
-    if stage.kind == "sync":
-        message = f"`{stage.name}` sends weights only at the start: {why}"
-    span = _timing_of(facts, stage.name).with_word("")
-    yield Diagnostic("MC545", message, span, seconds, severity="warning")
 
 
 def _why_not_within(times: Times, run: Run) -> str:
