@@ -35,7 +35,7 @@ ROOMS = {
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
 TOTAL = 82_023
-TESTS = 61_567
+TESTS = 61_568
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX
+from meshctl.runtime.transports.buffers.frames import tensor_of
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.local.transport import LocalTransport
@@ -297,7 +298,7 @@ def error_after_polling(transport: DataPlane) -> str:
         transport.poll()
     for tag in (TAG, BACK):
         for came in transport.queued(1, tag):
-            for tensor in (came.frame, *came.out_of_band):
+            for tensor in (tensor_of(came.frame), *came.out_of_band):
                 tensor.sum()
     return str(next(iter(transport.losses), ""))
 

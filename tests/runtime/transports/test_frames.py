@@ -17,7 +17,7 @@ from meshctl.runtime.transports.buffers import buffer_pool
 from meshctl.runtime.transports.buffers.arena import GRAIN
 from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, MAX_HELD
 from meshctl.runtime.transports.buffers.caching_allocator import UNCACHED_MAX, CachingAllocator
-from meshctl.runtime.transports.buffers.frames import Frame, unpack
+from meshctl.runtime.transports.buffers.frames import Frame, tensor_of, unpack
 from meshctl.runtime.transports.context import SLOTS
 from meshctl.runtime.transports.errors import BuffersHeld
 from meshctl.runtime.transports.tcp import connection
@@ -51,7 +51,7 @@ def test_frames_of_all_sizes_come_as_they_were_and_stay_so_while_they_are_kept(k
     def consumer(worker: Worker) -> bool:
         kept: deque[tuple[int, Tensor]] = deque(maxlen=3)
         for step in range(steps):
-            kept.append((step, worker.transport.receive(0, TAG).frame))
+            kept.append((step, tensor_of(worker.transport.receive(0, TAG).frame)))
             assert all(
                 torch.equal(frame, pattern(SIZES[number % len(SIZES)], number)) for number, frame in kept
             )
@@ -132,8 +132,8 @@ def test_a_peer_that_does_not_read_stops_neither_who_sends_to_it_nor_the_frames_
     def consumer(worker: Worker) -> bool:
         worker.receive()
         for number in range(count):
-            assert worker.transport.receive(0, TAG).frame.tolist() == [number % 251]
-        assert torch.equal(worker.transport.receive(0, BACK).frame, pattern(GRAIN, 0))
+            assert tensor_of(worker.transport.receive(0, TAG).frame).tolist() == [number % 251]
+        assert torch.equal(tensor_of(worker.transport.receive(0, BACK).frame), pattern(GRAIN, 0))
         worker.report("got all")
         worker.transport.close()
         return True
@@ -156,13 +156,13 @@ def test_messages_during_a_backlog_are_not_forgotten() -> None:
         for step in range(steps):
             for number in range(count):
                 send_frame(worker, (1,), torch.tensor([number % 251], dtype=torch.uint8))
-            assert worker.transport.receive(1, BACK).frame.tolist() == [step]
+            assert tensor_of(worker.transport.receive(1, BACK).frame).tolist() == [step]
         return True
 
     def consumer(worker: Worker) -> bool:
         for step in range(steps):
             for number in range(count):
-                assert worker.transport.receive(0, TAG).frame.tolist() == [number % 251]
+                assert tensor_of(worker.transport.receive(0, TAG).frame).tolist() == [number % 251]
             send_frame(worker, (0,), torch.tensor([step], dtype=torch.uint8), BACK)
         return True
 
@@ -181,17 +181,17 @@ def test_the_garbage_collector_may_run_in_the_middle_of_anything() -> None:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
             send_frame(worker, (0, 1), pattern(SIZES[step % len(SIZES)], step))
-            own = worker.transport.receive(0, TAG).frame
+            own = tensor_of(worker.transport.receive(0, TAG).frame)
             assert torch.equal(own, pattern(SIZES[step % len(SIZES)], step))
             Keeper(own)
-            Keeper(worker.transport.receive(1, BACK).frame)
+            Keeper(tensor_of(worker.transport.receive(1, BACK).frame))
         worker.transport.close()
         return worker.way.pool.arena.stats().nbytes == 0
 
     def consumer(worker: Worker) -> bool:
         gc.set_threshold(3, 1, 1)
         for step in range(steps):
-            frame = worker.transport.receive(0, TAG).frame
+            frame = tensor_of(worker.transport.receive(0, TAG).frame)
             assert torch.equal(frame, pattern(SIZES[step % len(SIZES)], step))
             Keeper(frame)
             send_frame(worker, (0,), pattern(INLINE_MAX + 1 + step, step), BACK)
@@ -215,7 +215,7 @@ def test_nothing_stays_open_and_nothing_has_a_name(kind: str) -> None:
         for step in range(count):
             nbytes = 1 + step % 50 * 3000 + step * 40
             if worker.job_rank:
-                frame = worker.transport.receive(0, TAG).frame
+                frame = tensor_of(worker.transport.receive(0, TAG).frame)
                 assert frame[-1] == step % 251
                 send_frame(worker, (0,), frame[:1].clone(), BACK)
                 del frame
@@ -242,12 +242,12 @@ def test_a_write_into_a_frame_that_was_received_ends_the_writer_and_no_other(nby
         worker.receive()
 
     def vandal(worker: Worker) -> None:
-        frame = worker.transport.receive(0, TAG).frame
+        frame = tensor_of(worker.transport.receive(0, TAG).frame)
         worker.report("reads")
         frame[len(frame) // 2] = 1
 
     def reader(worker: Worker) -> bool:
-        frame = worker.transport.receive(0, TAG).frame
+        frame = tensor_of(worker.transport.receive(0, TAG).frame)
         worker.receive()
         return torch.equal(frame, pattern(nbytes, 0))
 
@@ -274,7 +274,7 @@ def test_a_receiver_that_releases_nothing_is_named_and_memory_stays_bounded(
     def keeper(worker: Worker) -> None:
         kept = []
         while True:
-            kept.append(worker.transport.receive(0, TAG).frame)
+            kept.append(tensor_of(worker.transport.receive(0, TAG).frame))
 
     with World(producer, keeper) as world:
         named = f"job rank 1 still holds {SLOTS + MAX_HELD} of the frames that were leased to it"

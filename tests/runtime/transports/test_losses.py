@@ -22,7 +22,7 @@ from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
 from meshctl.runtime.routes.weights import WeightChannel
 from meshctl.runtime.transports.buffers.arena import GRAIN
-from meshctl.runtime.transports.buffers.frames import Frame
+from meshctl.runtime.transports.buffers.frames import Frame, tensor_of
 from meshctl.runtime.transports.context import Context
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
@@ -60,12 +60,12 @@ def test_frames_of_a_peer_that_has_ended_in_order_are_still_received(late: bool)
     frames = 6
 
     def consumer(worker: Worker) -> list[int]:
-        got = [int(worker.transport.receive(1, TAG).frame[0])]
+        got = [int(tensor_of(worker.transport.receive(1, TAG).frame)[0])]
         worker.way.credit(1, TAG)  # stays unread: its end comes as a reset
         worker.report("took one")
         if late:
             worker.receive()
-        got += [int(worker.transport.receive(1, TAG).frame[0]) for _ in range(frames - 1)]
+        got += [int(tensor_of(worker.transport.receive(1, TAG).frame)[0]) for _ in range(frames - 1)]
         with pytest.raises(PeerLost, match="job rank 1 has ended"):
             worker.transport.receive(1, TAG)
         worker.transport.close()
@@ -210,7 +210,7 @@ def test_a_stopped_peer_goes_on(kind: str) -> None:
 
     def consumer(worker: Worker) -> bool:
         for step in range(steps):
-            frame = worker.transport.receive(0, TAG).frame
+            frame = tensor_of(worker.transport.receive(0, TAG).frame)
             assert step % 50 or torch.equal(frame, pattern(SIZES[step % 8], step))
         worker.transport.close()
         return True
