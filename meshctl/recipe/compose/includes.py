@@ -175,7 +175,14 @@ class _Walk:
         """Returns a config and the configs that it includes. `added` are further entries of its list."""
         written = self.lists.entries(config.config) or [Entry(SELF, Span("", 1, 1))]
         entries = [one for one in written if not one.is_group or config.key_of(one) not in self.left_out]
-        self.find_overrides(config, entries)
+        has_overrides = False
+        for entry in entries:
+            if entry.is_override:
+                self.replaced.setdefault(config.key_of(entry), entry)
+            elif has_overrides and entry.name != SELF:
+                message = "entries with `override` must be the last ones of a defaults list"
+                self.lists.report("MC208", message, entry.span)
+            has_overrides = has_overrides or entry.is_override
         parts: list[list[Include]] = []
         interpolated: list[tuple[list[Include], Entry]] = []
         for entry in reversed([*entries, *added]):
@@ -242,17 +249,6 @@ class _Walk:
         return found[1] if found[1].partition(".")[0] == GLOBAL else f"{GLOBAL}.{found[1]}"
 
     # Choices
-
-    def find_overrides(self, config: Include, entries: Sequence[Entry]) -> None:
-        """Records the entries of a list that change the choices of others."""
-        has_overrides = False
-        for entry in entries:
-            if entry.is_override:
-                self.replaced.setdefault(config.key_of(entry), entry)
-            elif has_overrides and entry.name != SELF:
-                message = "entries with `override` must be the last ones of a defaults list"
-                self.lists.report("MC208", message, entry.span)
-            has_overrides = has_overrides or entry.is_override
 
     def with_override(self, entry: Entry, config: Include) -> Entry:
         """Returns an entry with the option that an override chooses; without options if it is deleted."""

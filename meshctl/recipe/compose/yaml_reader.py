@@ -60,7 +60,13 @@ def read(data: bytes, name: str) -> Text:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        return _not_utf8(data, error, name)
+        before = data[: error.start]
+        line, last = before.count(b"\n") + 1, before.rpartition(b"\n")[2].decode("utf-8", "replace")
+        message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
+        if data.startswith(UTF_16):
+            message = f"`{name}` is UTF-16, not UTF-8"
+        wrong = Diagnostic("MC002", message, Span(name, line, len(last) + 1), help="save the file as UTF-8")
+        return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
     result = Text(name, tuple(text.splitlines()))
     loader = loader_class()(text)
     try:
@@ -72,17 +78,6 @@ def read(data: bytes, name: str) -> Text:
     finally:
         loader.dispose()
     return result
-
-
-def _not_utf8(data: bytes, error: UnicodeDecodeError, name: str) -> Text:
-    _, _, last = data[: error.start].rpartition(b"\n")
-    line = data[: error.start].count(b"\n") + 1
-    message = f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} on line {line}"
-    if data.startswith(UTF_16):
-        message = f"`{name}` is UTF-16, not UTF-8"
-    at = Span(name, line, len(last.decode("utf-8", "replace")) + 1)
-    wrong = Diagnostic("MC002", message, at, help="save the file as UTF-8")
-    return Text(name, tuple(data.decode("utf-8", "replace").splitlines()), None, [wrong])
 
 
 # Trees

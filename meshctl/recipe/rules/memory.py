@@ -13,7 +13,6 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.architectures import parameters_of
-from meshctl.recipe.code.declarations import Layouts
 from meshctl.recipe.code.transformers_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
@@ -167,7 +166,14 @@ def model_of(facts: Facts, component: Component) -> Model | None:
         return None
     training, layouts = _training(facts, component), found.declares.layouts
     parameters = _parameters(facts, name, _text(facts, name, "head", "lm"))
-    _check_mesh(mesh, parameters, layouts)
+    sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
+    others = [dim for dim, size in sizes if size > 1 and dim not in SPLITTING]
+    others += ["pp"] if mesh.size("pp") > 1 and not layouts.pp_plan else []
+    others += ["etp"] if mesh.etp_size > 1 else []
+    if others:
+        raise UnknownBytes(f"how {others[0]} splits its parameters is not known")
+    if mesh.size("tp") > 1 and not (layouts.tp_plan and any(one.tp_dim is not None for one in parameters)):
+        raise UnknownBytes("how tp splits its parameters is not known")
     stages = _stages(facts, name, mesh, parameters)
     shards = mesh.size("fsdp") * mesh.size("cp")
     split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
@@ -213,18 +219,6 @@ def _stages(
     else:
         ranges = of_counts(split) if isinstance(split, list) else by_count(layers, number)
     return [of_stages(parameters, ranges, range(rank, number, pp)) for rank in range(pp)]
-
-
-def _check_mesh(mesh: DeviceMesh, parameters: Sequence[Parameter], layouts: Layouts) -> None:
-    tp_plan = layouts.tp_plan
-    sizes = zip(mesh.mesh_dim_names, mesh.shape, strict=True)
-    others = [dim for dim, size in sizes if size > 1 and dim not in SPLITTING]
-    others += ["pp"] if mesh.size("pp") > 1 and not layouts.pp_plan else []
-    others += ["etp"] if mesh.etp_size > 1 else []
-    if others:
-        raise UnknownBytes(f"how {others[0]} splits its parameters is not known")
-    if mesh.size("tp") > 1 and not (tp_plan and any(one.tp_dim is not None for one in parameters)):
-        raise UnknownBytes("how tp splits its parameters is not known")
 
 
 def _value(facts: Facts, component: str, argument: str) -> Any:

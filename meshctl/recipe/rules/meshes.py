@@ -230,16 +230,12 @@ class Placed:
             return False
         if not with_ring and model.get("num_heads") % (layout.get("tp", 1) * layout.get("ulysses", 1)):
             return False
-        if model.get("num_experts") % self._inferred_ep(layout):
-            return False
+        if dict(self.sizes.given).get("ep_size") == "auto":
+            stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
+            ep = max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
+            if model.get("num_experts") % ep:
+                return False
         return model.get("sequence_length") % sequence_parts(layout, self.sizes.sequence_parallel) == 0
-
-    def _inferred_ep(self, layout: Mapping[str, int]) -> int:
-        """Returns the size of ep if the recipe leaves it to be inferred, otherwise 1."""
-        if dict(self.sizes.given).get("ep_size") != "auto":
-            return 1
-        stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
-        return max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
 
 
 def placed(facts: Facts) -> Iterator[Placed]:

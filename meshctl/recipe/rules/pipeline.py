@@ -97,11 +97,14 @@ def _components(facts: Facts) -> Iterator[Reference]:
 
 
 def _stages(facts: Facts) -> Iterator[Reference]:
-    names = _names_in_blocks(facts)
+    outside = [name for name, stage in facts.recipe.pipeline.items() if not stage.block]
+    blocks = facts.recipe.blocks.values()
+    # A stage of a block may mean its other stages, as they are named there, and those outside.
+    names = {one.name: (*map(_inner, one.stages), *outside) for one in blocks}
     for name, stage in facts.recipe.pipeline.items():
         for other, path in named_stages(stage):
             span = facts.value("pipeline", name, *path)
-            message, options = f"stage `{other}` does not exist", names[stage.block]
+            message, options = f"stage `{other}` does not exist", names.get(stage.block)
             if (owner := other.partition(".")[0]) in facts.recipe.components:
                 message = f"{message}: `{owner}` is a component, and a stage takes the value of a stage"
                 calls = [one for one in facts.recipe.pipeline.values() if one.component == owner]
@@ -110,8 +113,10 @@ def _stages(facts: Facts) -> Iterator[Reference]:
         for one in homes_of(stage):
             span = facts.value("pipeline", name, *one.path)
             message = f"stage `{one.home}` of `home` does not exist"
-            yield Reference("pipeline", one.home, span, "MC534", message, name, options=names[stage.block])
-    for block in facts.recipe.blocks.values():
+            yield Reference(
+                "pipeline", one.home, span, "MC534", message, name, options=names.get(stage.block)
+            )
+    for block in blocks:
         is_own = f"{block.name}.{block.over}" in block.stages  # another rule reports that
         if block.over and not is_own and facts.is_valid("pipeline", block.name, "repeat"):
             span = facts.value("pipeline", block.name, "repeat", "over")
@@ -126,14 +131,6 @@ def _stages(facts: Facts) -> Iterator[Reference]:
             metric.text[len(metric.stage) :],
         )
         yield Reference("pipeline", metric.stage, metric.span, "MC560", message, after=after)
-
-
-def _names_in_blocks(facts: Facts) -> dict[str, tuple[str, ...] | None]:
-    """Returns block -> the names that may be meant in its stages: those of its other stages, as they are
-    named there, and those outside. None for stages of no block, where all names may be meant."""
-    outside = [name for name, stage in facts.recipe.pipeline.items() if not stage.block]
-    blocks = facts.recipe.blocks.values()
-    return {"": None, **{one.name: (*map(_inner, one.stages), *outside) for one in blocks}}
 
 
 def named_stages(stage: Stage) -> Iterator[tuple[str, tuple[str, ...]]]:
