@@ -23,7 +23,7 @@ ROOMS = {
     "losses": 1131,
     "network": 460,
     "plan": 2602,
-    "recipe": 16280,
+    "recipe": 16225,
     "rewards": 922,
     "run": 3842,
     "runtime": 15629,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_023
+TOTAL = 81_968
 TESTS = 61_568
 """Lines of Python in `tests/`."""
 SMALL = 50

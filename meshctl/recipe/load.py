@@ -89,8 +89,11 @@ def load(
     composed = compose(
         cwd / file if not file.is_absolute() else file, overrides, cwd, config_folders(home, folders), held
     )
-    if plan := _as_plan(composed):
-        composed = replace(composed, tree=Node({}, composed.tree.span), found=(plan,))
+    name, lines = next(iter(composed.sources), ("", ()))
+    if PLAN.match("\n".join(lines[:4])):
+        message, help = f"`{name}` is a plan, not a recipe", "use its recipe, or the folder of its run"
+        found = (Diagnostic("MC001", message, Span(name, 1, 1), help=help),)
+        composed = replace(composed, tree=Node({}, composed.tree.span), found=found)
     environment = RecordingEnviron(environ)
     if composed.unreadable:
         secrets = secrets_of(composed.tree, composed.sources, environment)
@@ -142,14 +145,6 @@ def _checked(
 def _reported(report: Report, tree: Node | None, secrets: Secrets) -> Report:
     """Returns a report in order, with safe edits only, and without secrets."""
     return redact_report(_in_order(keep_safe(report, tree)), secrets)
-
-
-def _as_plan(composed: Composed) -> Diagnostic | None:
-    name, lines = next(iter(composed.sources), ("", ()))
-    if not PLAN.match("\n".join(lines[:4])):
-        return None
-    message, help = f"`{name}` is a plan, not a recipe", "use its recipe, or the folder of its run"
-    return Diagnostic("MC001", message, Span(name, 1, 1), help=help)
 
 
 def detected() -> str:

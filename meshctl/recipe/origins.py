@@ -103,6 +103,11 @@ def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
         written = str(_plain(Node(text, leaf.span), path, secrets))  # the default of `oc.env` may be secret
         span = node.span if node is not None and not node.inferred_from else None
         links.append(Reference(written, target, span))
+    node, resolved = loaded.facts.node(*path) if loaded.facts else None, tuple[Any, ...]()
+    is_known = node is not None and node.value is not BROKEN and isinstance(leaf.value, str)
+    if node is not None and is_known and node.value != leaf.value:
+        is_secret = path in secrets.paths or _leads_to_secret(loaded, path, leaf)
+        resolved = (HIDDEN if is_secret else _plain(node, path, secrets),)
     older, last = list[Replaced](), leaf.span
     for node in replaced(tree, path):
         if node.span != last:
@@ -113,7 +118,7 @@ def _written(loaded: Loaded, path: KeyPath, leaf: Node) -> Origin:
         value=_plain(leaf, path, secrets),
         kind=kind_of(leaf.span, tree),
         span=leaf.span,
-        resolved=_resolved(loaded, path, leaf),
+        resolved=resolved,
         references=tuple(links),
         replaced=tuple(older),
     )
@@ -127,16 +132,6 @@ def kind_of(span: Span, tree: Node) -> Kind:
 
 def _plain(node: Node, path: KeyPath, secrets: Secrets) -> Any:
     return UNREAD if node.value is BROKEN else plain(shown(node, secrets, path))
-
-
-def _resolved(loaded: Loaded, path: KeyPath, leaf: Node) -> tuple[Any, ...]:
-    """Returns the resolved value in a tuple; an empty tuple if it equals the value in the file or is
-    unknown."""
-    node = loaded.facts.node(*path) if loaded.facts else None
-    if node is None or node.value is BROKEN or not isinstance(leaf.value, str) or node.value == leaf.value:
-        return ()
-    is_secret = path in loaded.secrets.paths or _leads_to_secret(loaded, path, leaf)
-    return (HIDDEN if is_secret else _plain(node, path, loaded.secrets),)
 
 
 def _leads_to_secret(loaded: Loaded, path: KeyPath, leaf: Node) -> bool:

@@ -95,7 +95,11 @@ def merge(root: Node, included: Included, values: Iterable[Override]) -> tuple[N
         if is_layout(config.package) and root.at(path) is not None and not config.is_part_of_group:
             root = yaml_tree.put(root, path, tree)
         else:
-            new = _with_options(yaml_tree.nested(path, tree))
+            new = yaml_tree.nested(path, tree)
+            engine = new.get(ENGINE_KEY)
+            if engine is not None and engine.value in ENGINE.keys:  # one that is only named has no options
+                options = Node({engine.value: Node({}, engine.span, engine.span)}, engine.span, engine.key)
+                new = replace(new, value={**new.value, ENGINE_KEY: options})
             root = yaml_tree.merge(_without_others(root, new), new)
     changes = [_replaced(override, configs) for override, configs in included.replacements]
     changes += [partial(_applied, override) for override in values]
@@ -219,15 +223,6 @@ def _unreachable(root: Node, override: Override) -> Diagnostic | None:
 
 
 # The engine: there is one, so a later choice replaces an earlier one of another name
-
-
-def _with_options(tree: Node) -> Node:
-    """Returns a tree whose engine, if it is only named, has an empty mapping of options."""
-    engine = tree.get(ENGINE_KEY)
-    if engine is None or engine.value not in ENGINE.keys:
-        return tree
-    options = Node({engine.value: Node({}, engine.span, engine.span)}, engine.span, engine.key)
-    return replace(tree, value={**tree.value, ENGINE_KEY: options})
 
 
 def _without_others(root: Node, new: Node) -> Node:

@@ -3,7 +3,7 @@ and process groups that span nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import gcd
 
 from meshctl.dataclass import dataclass
@@ -15,7 +15,7 @@ from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster, NodeRanges
 from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
-from meshctl.topology.mesh import DIMS, DeviceMesh
+from meshctl.topology.mesh import DIMS
 from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
@@ -112,10 +112,13 @@ def process_groups_stay_on_node(facts: Facts, one: Placed) -> Iterator[Diagnosti
         if count > 1:
             which = "all" if reach == "all" else "some of the"
             message = f"{which} {count} {dim} groups of `{one.name}` cross nodes"
-        span, help = (
-            one.span(f"{dim}_size").with_word(f"groups of {size} ranks"),
-            _how_to_stay(mesh, counts, dim),
-        )
+        # The groups of tp and of the expert dims are consecutive ranks, unless `order` changes that; etp is
+        # inside ep.
+        inner = mesh.etp_size if dim == "ep" else 1
+        sizes = [part for part in divisors(size) if gcd(*counts) % (part * inner) == 0]
+        usual = " without `order`" if mesh.mesh_dim_names != DIMS else ""
+        help = f"`{dim}_size: {sizes[-1]}`{usual} stays inside a node" if sizes else ""
+        span = one.span(f"{dim}_size").with_word(f"groups of {size} ranks")
         yield Diagnostic(CODES[dim], message, span, (second,), help, "warning")
 
 
@@ -132,12 +135,3 @@ def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeR
     return node_runs(
         AllocatedGroup(group.name, group.device_type, group.workers, devices, each, nodes), cluster
     )
-
-
-def _how_to_stay(mesh: DeviceMesh, counts: Sequence[int], dim: str) -> str:
-    """Returns help that proposes the largest size whose process groups do not span nodes. Those of tp and of
-    the expert dims are consecutive ranks, unless `order` changes that; etp is inside ep."""
-    each, inner = gcd(*counts), mesh.etp_size if dim == "ep" else 1
-    sizes = [size for size in divisors(mesh.size(dim)) if each % (size * inner) == 0]
-    usual = " without `order`" if mesh.mesh_dim_names != DIMS else ""
-    return f"`{dim}_size: {sizes[-1]}`{usual} stays inside a node" if sizes else ""

@@ -14,7 +14,6 @@ from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.files import (
     FirstRow,
     Found,
-    Tokenizer,
     files_nearby,
     find,
     first_row,
@@ -98,8 +97,16 @@ def tokenizers_are_usable(facts: Facts, component: Component) -> Iterator[Diagno
                 f"searched in {listed(facts.code.own)}",
             )
             yield Diagnostic("MC444", message, template.span, help=help)
-        elif one := _of_tokenizer(node, found, needs_template):
-            yield one
+        elif found.is_remote:
+            help = f"the launch downloads it; to check it before: hf download {node.value}"
+            yield Diagnostic("MC445", found.wrong, node.span, help=help, severity="note")
+        elif found.wrong:
+            help = "write `byte`, the folder of a tokenizer, or the name of one on the hub"
+            yield Diagnostic("MC444", found.wrong, node.span, help=help)
+        elif needs_template and not found.has_template:
+            message = f"tokenizer `{node.value}` has no chat template"
+            help = "name a file with one in `chat_template`, or use the tokenizer of a model trained on chats"
+            yield Diagnostic("MC443", message, node.span, help=help)
     elif is_left_out and model and model.is_mapping and facts.is_valid("components", name, "args"):
         message = f"`{name}` has no tokenizer: its model is a mapping of config values"
         help = "add `tokenizer` to its args: `byte`, a folder, or a name of the hub"
@@ -110,20 +117,6 @@ def _is_empty(facts: Facts, component: str, path: KeyPath) -> bool:
     """Returns whether the recipe does not set an argument. Its value may be unknown until the launch."""
     node = facts.node("components", component, *path)
     return node is None or not node.value
-
-
-def _of_tokenizer(node: Node, found: Tokenizer, needs_template: bool) -> Diagnostic | None:
-    if found.is_remote:
-        help = f"the launch downloads it; to check it before: hf download {node.value}"
-        return Diagnostic("MC445", found.wrong, node.span, help=help, severity="note")
-    if found.wrong:
-        help = "write `byte`, the folder of a tokenizer, or the name of one on the hub"
-        return Diagnostic("MC444", found.wrong, node.span, help=help)
-    if needs_template and not found.has_template:
-        message = f"tokenizer `{node.value}` has no chat template"
-        help = "name a file with one in `chat_template`, or use the tokenizer of a model trained on chats"
-        return Diagnostic("MC443", message, node.span, help=help)
-    return None
 
 
 def tokens_are_in_vocabulary(facts: Facts) -> Iterator[Diagnostic]:

@@ -202,7 +202,15 @@ def stages_have_layers(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
             seconds = (_drawn(one), *one.model.stated("num_layers"))
             yield Diagnostic("MC468", message, split.span, seconds, f"nearest that fits: {fitting}")
     elif layers % stages:
-        yield _uneven(facts, one, layers)
+        least, more = divmod(layers, stages)
+        others = "the other" if more + 1 == stages else "the others"
+        numbers = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"
+        message = f"the {layers} layers of `{one.name}` cannot be divided evenly over {stages} stages"
+        help = "the component must distribute them in this way"
+        if argument := facts.declares(one.name).layouts.split:
+            help = f"`{'.'.join(argument)}: cost` also counts the head, which the last stage has"
+        seconds = one.model.stated("num_layers")
+        yield Diagnostic("MC437", f"{message}: {numbers}", _drawn(one), seconds, help, "warning")
 
 
 def _drawn(one: Fitted) -> Span:
@@ -219,19 +227,6 @@ def _too_few(one: Fitted, layers: int) -> Diagnostic:
     options = [f"vpp {fewer}"] if is_possible else []
     help = nearest_that_fit([*options, *one.proposals])
     return Diagnostic("MC434", message, _drawn(one), one.model.stated("num_layers"), help)
-
-
-def _uneven(facts: Facts, one: Fitted, layers: int) -> Diagnostic:
-    name, stages = one.name, one.mesh.size("pp") * one.mesh.vpp_size
-    least, more = divmod(layers, stages)
-    others = "the other" if more + 1 == stages else "the others"
-    numbers = f"{more} {'has' if more == 1 else 'have'} {least + 1}, {others} {least}"
-    message = f"the {layers} layers of `{name}` cannot be divided evenly over {stages} stages: {numbers}"
-    help = "the component must distribute them in this way"
-    if argument := facts.declares(name).layouts.split:
-        help = f"`{'.'.join(argument)}: cost` also counts the head, which the last stage has"
-    seconds = one.model.stated("num_layers")
-    return Diagnostic("MC437", message, _drawn(one), seconds, help, "warning")
 
 
 def _wrong_split(split: object, layers: int, stages: int) -> str:
