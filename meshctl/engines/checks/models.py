@@ -57,7 +57,7 @@ class Download:
         return f"{self.kind} `{self.name}` of `{self.component}`"
 
     def cache(self, environ: Mapping[str, str]) -> str:
-        """Returns the cache that lacks it, as a part of a sentence."""
+        """Returns the words for the cache in which it is missing."""
         if self.kind == "dataset":
             return f"the cache of datasets, {datasets_cache(environ)}"
         return f"the cache of the hub, {hub_cache(environ)}"

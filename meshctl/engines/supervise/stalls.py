@@ -476,11 +476,11 @@ SHOWN_MAX = 2
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
-_BACKGROUND = f"{_RUNTIME}background.py"
-"""The file that runs a thread beside training, and waits for it."""
+_BACKGROUND = f"{_RUNTIME}checkpoint_writer.py"
+"""The file that writes checkpoints in a thread beside training, and waits for it."""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
-_CALLER = (f"{PACKAGE_DIR}/runtime/call.py", f"{PACKAGE_DIR}/runtime/worker.py")
-"""The files that call a component: frames outside of them are not the user's."""
+_CALLER = (f"{_RUNTIME}call.py", f"{_RUNTIME}worker.py", _BACKGROUND)
+"""The files that call a component or torch's checkpoints: frames outside of them are not shown."""
 
 
 def report_of(plan: Plan, stall: Stall) -> list[str]:

@@ -24,10 +24,10 @@ from meshctl.engines.supervise.stalls import (
 )
 from meshctl.engines.supervise.waits import Worker
 from meshctl.engines.supervise.watches import JUDGED_STEPS, JUDGEMENTS, LASTING_S, Fault, Note, Stragglers
-from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record
+from meshctl.runtime import checkpoint_writer
 from tests.runtime.plans import call, plan
 
 PLAN = plan(
@@ -243,10 +243,10 @@ def test_frames_of_libraries_come_last() -> None:
 
 
 def test_a_worker_that_waits_for_a_checkpoint_shows_the_thread_that_writes_it() -> None:
-    background = f'  File "{PACKAGE_DIR}/runtime/background.py", line'
+    background = f'  File "{checkpoint_writer.__file__}", line'
     disk = '  File "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py", line 9 in write\n'
     main = f'Current thread 0x3 (most recent call first):\n  File "/lib/python3.11/threading.py", line 1 in join\n{background} 3 in wait\n'
-    stack = f"Thread 0x1 (most recent call first):\n{disk}{background} 4 in _run\n\n{main}"
+    stack = f'Thread 0x1 (most recent call first):\n{disk}{background} 4 in _report\n  File "/thread.py", line 5 in run\n\n{main}'
     assert frames_of(ProcessState(stack=stack)) == [
         "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py:9 in write"
     ]
