@@ -68,7 +68,7 @@ class Rows(Cycle):
 
 
 def found(path: str) -> Path:
-    """Returns the path of the file. Raises `RowsError` if it does not exist."""
+    """Returns the first such file in `sys.path`. Raises `RowsError` if there is none."""
     folders = [Path(folder) for folder in sys.path]
     file = next((folder / path for folder in folders if (folder / path).is_file()), None)
     if file is None:

@@ -47,8 +47,8 @@ class Choices:
 
     @staticmethod
     def of(logits: Sequence[Tensor], is_real: Tensor, top: int) -> Choices:
-        """Returns the choices for `logits`, `[tokens, experts]` of each layer. `is_real` has a bool for each
-        token."""
+        """Returns the `top` experts of each token by the `logits` of each layer, `[tokens, experts]`.
+        `is_real` is false for padding."""
         dtype = torch.promote_types(logits[0].dtype, torch.float32)
         probabilities = torch.stack([layer.to(dtype) for layer in logits]).softmax(-1)
         best = probabilities.detach().topk(top, -1).indices

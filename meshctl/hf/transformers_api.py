@@ -506,8 +506,8 @@ def check_cache(model: Any) -> None:
 def padded_left(
     prompts: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the tokens, int64 `[prompts, longest]`, and whether each one is no padding; None if there is no
-    padding."""
+    """Returns the tokens, int64 `[prompts, longest]`, and a mask of them with 0 for padding; None if there is
+    no padding."""
     longest = max(map(len, prompts))
     ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
     is_real = torch.zeros_like(ids)

@@ -275,7 +275,7 @@ class FieldReader:
         self, node: Node, path: KeyPath, section: Section, without: Iterable[str] = ()
     ) -> dict[str, Any]:
         """Returns key -> value for every key of a section, with defaults for keys that are left out. Reports
-        missing required keys; `structure.py` has reported unknown ones. Keys in `without` are not read."""
+        missing required keys; `mistakes.py` has reported unknown ones. Keys in `without` are not read."""
         return {
             field.key: self.value(node, path, field, section)
             for field in section.fields

@@ -21,7 +21,7 @@ JobSet = Mapping[str, Any]
 CONTROL = re.compile("[\x00-\x1f\x7f\x85\u2028\u2029]")
 """Characters that end a line of a script, or that a terminal obeys."""
 ELSEWHERE = {"setup", "annotations", "labels", "node_selector", "namespace", "queue", "priority"}
-"""Options of engines whose texts may have several lines, and those that `jobset.py` checks."""
+"""Options of engines whose texts may have several lines, and those that `jobset_fields.py` checks."""
 OWN_RESOURCES = ("CPU", "GPU", "NPU")
 """The resources of Ray that the plan needs by itself."""
 

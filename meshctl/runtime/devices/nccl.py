@@ -56,7 +56,7 @@ class Work(Protocol):
 
 
 class Pair(Protocol):
-    """The part of a process group of two that transfers use. The sender is rank 0, the receiver rank 1."""
+    """The methods of a process group of two that transfers call. The sender is rank 0."""
 
     def send(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...
     def recv(self, tensors: list[Tensor], rank: int, tag: int, /) -> Work: ...

@@ -208,8 +208,8 @@ class WeightChannel:
         return self._transport.shares_memory([*self._readers(bucket), *writers])
 
     def close(self, last: int) -> None:
-        """Forgets the steps after `last`, which not all ranks had begun. So all ranks send again at the next
-        cut."""
+        """Forgets what was sent after the step `last`, the last one that all ranks began. All of them send
+        again at the next cut."""
         self._pending = deque(step for step in self._pending if step <= last)
         self._last, self.last_sent = last, -1
         self._unsent.clear()
