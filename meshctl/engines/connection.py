@@ -158,18 +158,19 @@ class Arrivals:
     def __contains__(self, file: int) -> bool:
         return file in self._strangers
 
-    def receive(self, file: int) -> Handshake | None:
+    def receive(self, file: int) -> tuple[Handshake | None, list[Message]]:
         """Goes on with the authentication of the peer with a file. Returns the peer once it has
-        authenticated."""
-        stranger = self._strangers[file]
+        authenticated, and the messages that have arrived behind its proof."""
+        stranger, messages = self._strangers[file], iter(list[Message]())
         try:
-            has_proved = any(stranger.accepts(message) for message in stranger.connection.receive())
+            messages = iter(stranger.connection.receive())
+            has_proved = any(map(stranger.accepts, messages))  # the iterator keeps those behind the proof
         except ProtocolError:
             has_proved = False
             stranger.connection.close()
         if has_proved or stranger.connection.is_closed:
             self._forget(file)
-        return stranger if has_proved else None
+        return (stranger, [*messages]) if has_proved else (None, [])
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""

@@ -83,7 +83,8 @@ class Examination:
         self._fit: set[int] = set()
         """The newcomers that have passed while an attempt ran without them."""
         self._since = 0.0
-        """The time of the last request to the nodes."""
+        """The time of the last request to the nodes, or since which their addresses are awaited; 0 if nothing
+        is awaited."""
         self.is_over = False
         """True if the nodes can begin the attempt."""
 
@@ -156,9 +157,10 @@ class Examination:
     def _ask(self, connections: Mapping[int, Connection], now: float) -> None:
         if not connections:
             return
-        self._since = now
         if not self._addresses.keys() >= {*self._nodes, *connections}:
+            self._since = self._since or now
             return  # it is asked in a later poll
+        self._since = now
         self._nonce = self._nonce or f".seen-{secrets.token_hex(8)}"
         with suppress(OSError):  # nodes then report that they do not see it, and the head ends for its reason
             on_node.write_nonce(self._run, self._nonce)
@@ -175,13 +177,14 @@ class Examination:
         if self._nonce:
             with suppress(OSError):
                 (self._run.path / self._nonce).unlink(missing_ok=True)
-        self._nonce = ""
+        self._nonce, self._since = "", 0.0
 
     def _silent(
         self, nodes: Collection[int], newcomers: Collection[int], now: float
     ) -> Iterator[Silent | Refused]:
         if now - self._since <= EXAMINE_S:
             return
+        nodes = [node for node in nodes if node not in self._addresses] or nodes
         within = f"has not examined itself within {EXAMINE_S:.0f} s"
         if {*newcomers}.issuperset(nodes):
             yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)

@@ -16,7 +16,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field
@@ -286,9 +286,10 @@ class Nodes:
             if file == self._listener.fileno():
                 self._arrivals.accept()
             elif file in self._arrivals:
-                if peer := self._arrivals.receive(file):
+                peer, messages = self._arrivals.receive(file)
+                if peer:
                     self._owners[file] = peer.node
-                    self._join(peer.node, peer.connection, now)
+                    reports += self._join(peer.node, peer.connection, messages, now)
             elif (owner := self._owners.get(file)) is not None and owner in self._nodes:
                 reports += self._receive(owner, self._nodes[owner], now)
         is_due = now - self._looked >= LOOK_S
@@ -331,15 +332,19 @@ class Nodes:
 
     # Joining
 
-    def _join(self, number: int, connection: Connection, now: float) -> None:
+    def _join(
+        self, number: int, connection: Connection, messages: Iterable[Message], now: float
+    ) -> list[Report]:
+        """Adds a node. `messages` have arrived from it already."""
         node = self._nodes.get(number)
         if node is None or node.connection is not None or self._is_over:
             connection.send({"type": "leave", "is_final": self._is_over})
             connection.close()
-            return
+            return []
         node.connection, node.last_seen, node.is_lost, node.has_joined = connection, now, False, True
         node.host = connection.peer_host
         self._send_attempt()
+        return [report for message in messages for report in self._on_message(number, node, message)]
 
     def _lose_missing(self) -> list[Report]:
         """Gives up all nodes that have not joined. Returns one report, which names them."""

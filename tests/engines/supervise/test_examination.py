@@ -110,12 +110,16 @@ def test_nothing_is_asked_while_a_node_is_missing_or_after_it_was_given_up(nodes
     assert nodes.kinds(0) == []
 
 
-def test_nodes_that_do_not_answer_are_named(nodes: Nodes) -> None:
-    nodes.poll(0.0)
-    nodes.report(0)
-    nodes.report(2)
-    assert nodes.poll(EXAMINE_S - 1) == []
-    [found] = nodes.poll(EXAMINE_S + 1)
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_nodes_that_do_not_answer_are_named(nodes: Nodes, is_asked: bool) -> None:
+    """Either it does not report, or it has not said where it listens, so that no node can be asked."""
+    if not is_asked:
+        nodes.examination.forget(1)
+    nodes.poll(1.0)
+    for node in (0, 2) if is_asked else ():
+        nodes.report(node)
+    assert nodes.poll(EXAMINE_S) == [] and nodes.kinds(0) == ["examine"] * is_asked
+    [found] = nodes.poll(EXAMINE_S + 2)
     assert isinstance(found, Silent) and found.reason.startswith("node 1 has not examined itself within 60 s")
 
 

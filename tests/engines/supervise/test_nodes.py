@@ -20,7 +20,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.engines.supervise.nodes import NodeLost, Nodes
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.engines.supervise.supervisor import listen
-from meshctl.network.connection import Connection, Message
+from meshctl.network.connection import Connection, Message, encoded
 from meshctl.package import our_digest, reinstall_command
 from tests.hang import HANG_S
 
@@ -95,6 +95,24 @@ def test_a_node_with_another_token_is_turned_away(listener: socket.socket, nodes
         "`.token` is of another run"
     ]
     assert nodes.running
+
+
+def test_what_a_node_sends_right_behind_its_proof_is_not_lost(
+    listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof and a beat arrive together."""
+    send = Connection.send
+
+    def send_both(self: Connection, message: Message) -> None:
+        together = b"".join(map(encoded, [message, {"type": "beat", "pid": 7}]))
+        self.send_bytes(together) if message.keys() == {"proof"} else send(self, message)
+
+    monkeypatch.setattr(Connection, "send", send_both)
+    with ThreadPoolExecutor(1) as thread:
+        joining = thread.submit(join, address_of(listener), 0, "token")
+        polled(nodes, lambda: nodes.has_joined(0))
+    joining.result()[0].close()
+    assert nodes._nodes[0].pid == 7
 
 
 @pytest.mark.parametrize(
