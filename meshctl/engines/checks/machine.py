@@ -6,6 +6,7 @@ checks = problems(requirements)     # those for which `launch` refuses to start 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import platform
@@ -109,7 +110,9 @@ def check_network(_: Requirements) -> Iterator[Check]:
             socket.create_connection(server.getsockname(), CONNECT_S).close()
         yield Check("network", "loopback", "ok", "127.0.0.1 answers")
     except OSError as error:
-        found = f"no connection over 127.0.0.1: {error.strerror or in_one_line(error)}"
+        is_full = error.errno == errno.EADDRINUSE
+        reason = "no port is free" if is_full else error.strerror or in_one_line(error)
+        found = f"no connection over 127.0.0.1: {reason}"
         remedy = "bring `lo` up (ip link set lo up), allow it in the firewall or sandbox, free ports (ss -s)"
         yield Check("network", "loopback", "failure", found, remedy)
 
