@@ -98,7 +98,7 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         own = (
             "its code is its own, and only that of transformers runs" if "trust_remote" in str(error) else ""
         )
-        # That of an invalid config has its reason in the second line.
+        # the error of an invalid config has its reason in the second line
         reason = own or _unknown_type(model) or " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{shown} cannot be read: {reason}") from error
 

@@ -144,7 +144,7 @@ class Handshake:
     device: torch.device = CPU
     """The device of this worker."""
     generations: Mapping[str, int] = field(default_factory=dict)
-    """Those of the groups; 0 if one is missing."""
+    """Group -> its generation; 0 if a group is missing."""
     has_left: Callable[[int], bool] = lambda job_rank: False
     """Returns whether a job rank has left the run in order."""
     torch_store: TorchStore | None = None

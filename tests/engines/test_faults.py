@@ -59,7 +59,7 @@ FAULTS: dict[str, tuple[str, Act, int | None, str]] = {
         *("", interrupted_while_the_node_process_is_stopped, 130, ""),
     ),
 }
-"""What dies or happens -> the mode of the workers, what is done to the run, its exit code and its error."""
+"""Fault -> the mode of the workers, the action on the run, its exit code and its error."""
 
 
 @pytest.mark.parametrize(("mode", "act", "code", "error"), FAULTS.values(), ids=FAULTS)

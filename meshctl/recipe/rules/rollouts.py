@@ -68,7 +68,7 @@ def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
             seconds = (at.with_word(f"the advantage is `{name}`"),)
             help = "with one answer its advantage is always 0: write `group_size: 8`"
             inputs = {one: {*_inputs(code, path)} for one, path in table_of(facts, stage.component).items()}
-            # Those that need neither other answers to the prompt nor the values of a critic
+            # these advantages need neither other answers to the prompt nor the values of a critic
             if single := [one for one, some in inputs.items() if some and not {GROUP, "values"} & some]:
                 help = f"{help}, or use {listed(single, 'or')}"
             yield Diagnostic("MC455", message, size[1], seconds, help)

@@ -1,5 +1,4 @@
-"""What a producer announces of its batch comes back from the table of a step, and what cannot be sent is an error
-there."""
+"""Headers of batches, from a producer through the table of a step, and batches that cannot be sent."""
 
 from __future__ import annotations
 
