@@ -72,8 +72,8 @@ def out_of_patience(place: Place) -> Measured:
     )
 
 
-def slow_rank(place: Place, *words: str) -> Measured:
-    run = place.launch("run.steps=400", *words, fault="two:1 always slow")
+def slow_rank(place: Place) -> Measured:
+    run = place.launch("run.steps=400", fault="two:1 always slow")
     code = run.end(200.0)
     texts = [str(text) for event in run.events("warning") for text in lines_of(event)]
     named = next((text for text in texts if "two:1" in text), "nobody is named as slow")
@@ -85,12 +85,6 @@ def lines_of(event: dict[str, Any]) -> list[str]:
     return text if isinstance(text, list) else [text]
 
 
-SHARDED = (
-    "components.learner._target_=parts.Sharded",
-    "~components.learner.args",
-    "+components.learner.parallel={fsdp_size:2}",
-    "run.steps=100",
-)
 BAR = "named in 10 s, with its stack"
 CASES = [
     Case(
@@ -119,10 +113,4 @@ CASES = [
     ),
     Case(6, "setup hangs", "named in 60 s, with its stack", hangs_in_setup),
     Case(16, "a rank ten times slower", "a warning names the rank; exit 0", slow_rank),
-    Case(
-        16,
-        "a rank is slow between collectives of FSDP2",
-        "a warning names the rank; exit 0",
-        lambda place: slow_rank(place, *SHARDED),
-    ),
 ]

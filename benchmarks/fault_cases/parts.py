@@ -183,29 +183,5 @@ class Learner(Component):
         misdeeds("close")
 
 
-class Layer(torch.nn.Linear):
-    """A layer in whose forward pass the misdeeds happen."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        misdeeds("always")
-        return super().forward(x)
-
-
-class Sharded(Component):
-    """A model that FSDP2 shards, so that torch calls the collectives."""
-
-    def setup(self):
-        from torch.distributed.fsdp import fully_shard
-
-        layers = [fully_shard(Layer(64, 64), mesh=self.torch_mesh["fsdp"]) for _ in range(2)]
-        self.model = fully_shard(torch.nn.Sequential(*layers), mesh=self.torch_mesh["fsdp"])
-
-    @endpoint(collect="mean")
-    def update(self, batch: Batch) -> dict[str, float]:
-        loss = self.model(torch.ones(4, 64)).square().mean()
-        loss.backward()
-        return {"loss": float(loss)}
-
-
 if "RANK" in os.environ:
     misdeeds("import")
