@@ -183,7 +183,7 @@ def test_no_port_is_free_and_a_disk_that_no_checkpoint_fits(here: Path) -> None:
     small = "mount -t tmpfs -o size=8m tmpfs small"
     done = launched(f'{small} && {narrow} && set -- "$1" -c "{HOLD}" "$@"', "run.dir=small")
     assert (done.returncode, done.stdout) == (4, "")
-    assert "error: loopback: no connection over 127.0.0.1: Address already in use" in done.stderr
+    assert "error: loopback: no connection over 127.0.0.1: no port is free" in done.stderr
     disk = f"{here}/small (tmpfs): 8 MiB free of 8 MiB, and a checkpoint takes at least 15 MiB"
     help = "  = help: delete old runs, or write elsewhere: run.dir=PATH\n"
     assert f"error: run directory: {disk}\n{help}" in done.stderr
