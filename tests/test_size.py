@@ -18,7 +18,7 @@ ROOMS = {
     "components": 697,
     "data": 2416,
     "diagnostics": 268,
-    "engines": 12480,
+    "engines": 12492,
     "hf": 5171,
     "losses": 1131,
     "network": 460,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 81_980
-TESTS = 61_589
+TOTAL = 81_992
+TESTS = 61_592
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -211,7 +211,8 @@ class ForkServer:
     def _signal(self, agent: socket.socket, key: int | None, number: int) -> None:
         for pid, child in self._children.items():
             if child.agent is agent and key in (None, child.key):
-                self._signalled.add(pid)
+                if not termination.is_exiting(pid):
+                    self._signalled.add(pid)
                 with suppress(PermissionError):  # the worker has changed its user
                     os.kill(pid, number)
 

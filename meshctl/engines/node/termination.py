@@ -27,6 +27,9 @@ GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL at a forced end. The recipe's `grace` is the time for an orderly
 end."""
 
+FLAGS, EXITING = 6, 0x4
+"""The index of the flags of the kernel in `stat_of`, and PF_EXITING in them."""
+
 
 def name_of(code: int) -> str:
     """Returns an exit status in words: `exit code 3`, `killed by SIGSEGV`."""
@@ -42,6 +45,14 @@ def stat_of(folder: str | Path) -> list[str]:
     """Returns what the kernel shows of a process or thread in its folder of /proc, after its name: the letter
     of its state, its parent, and so on. Raises `OSError`."""
     return Path(folder, "stat").read_text().rpartition(")")[2].split()
+
+
+def is_exiting(pid: int) -> bool:
+    """Returns whether a process has begun to exit. Its peers may see closed connections before its parent can
+    reap it."""
+    with suppress(OSError):
+        return bool(int(stat_of(f"/proc/{pid}")[FLAGS]) & EXITING)
+    return True
 
 
 def _processes(is_wanted: Callable[[Path], bool]) -> set[int]:

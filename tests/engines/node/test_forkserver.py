@@ -11,8 +11,9 @@ from meshctl.engines.node.forkserver import Client, Ended, ForkServer, SpawnRequ
 
 
 def ends_of(folder: Path) -> list[tuple[int, int, bool]]:
-    """Starts a worker that fails because its peer has vanished, the peer, and one that is signalled. Returns
-    key, code and `was_signalled` of each, as an agent reads them."""
+    """Starts a worker that fails because its peer has vanished, the peer, and one that is signalled. The
+    signal to the peer arrives before the peer is reaped. Returns key, code and `was_signalled` of each, as an
+    agent reads them."""
     ours, theirs = agent_sockets()
     server, client = ForkServer(lambda environ: 0, -1), Client(theirs)
     server.agents.append(ours)
@@ -23,8 +24,10 @@ def ends_of(folder: Path) -> list[tuple[int, int, bool]]:
     pids = [report.pid for report in client.receive(1.0)]
     for pid in pids[:2]:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    client.signal(2, signal.SIGKILL)
+    client.signal(1, signal.SIGTERM)
+    server.serve([ours])
     server.reap()
+    client.signal(2, signal.SIGKILL)
     server.serve([ours])
     os.waitid(os.P_PID, pids[2], os.WEXITED | os.WNOWAIT)
     server.reap()
