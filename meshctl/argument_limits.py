@@ -83,8 +83,9 @@ class Shipped:
     data."""
     downloads_data: bool = False
     """True if a dataset of the hub is downloaded before the workers start."""
-    columns: tuple[str, ...] = ()
-    """The columns that a row must have, beside those of `keep`. `fields` has other names for them."""
+    forms: tuple[tuple[str, ...], ...] = ()
+    """The forms of a row: a row must have all columns of one of them, beside those of `keep`. `fields` has
+    other names for them."""
 
     choices: Mapping[str, str] = field(default_factory=dict)
     """Argument -> dotted path of the table with its names. A name with dots is that of a user's function."""

@@ -38,7 +38,7 @@ def files_at(
     found = [place] if place else next((some for some in matching if some), [])
     if folder and not (found := files_in(folder, suffixes)):
         return [], f"the folder `{path}` has no {' or '.join(suffixes)} file, and no saved dataset"
-    if unknown := [one for one in found if suffixes and one.suffix not in suffixes]:
+    if unknown := [one for one in found if suffixes and data_suffix(one) not in suffixes]:
         return [], f"`{unknown[0].name}` is not one of {', '.join(suffixes)}"
     return of_split(found, path, split, folder) if found and split else (found, "")
 
@@ -47,9 +47,14 @@ def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Returns the data files of a folder, and of those folders in it that are called `data` or name a split.
     A `.json` file beside files with other suffixes describes them."""
     inner = [one for one in _entries(folder) if (one.name == "data" or splits(one.name)) and one.is_dir()]
-    found = [one for place in (folder, *inner) for one in _entries(place) if one.suffix in suffixes]
+    found = [one for place in (folder, *inner) for one in _entries(place) if data_suffix(one) in suffixes]
     found = [one for one in found if not one.is_dir() and not re.fullmatch(INFO, one.name)]
-    return [one for one in found if one.suffix != ".json"] or found
+    return [one for one in found if data_suffix(one) != ".json"] or found
+
+
+def data_suffix(file: Path) -> str:
+    """Returns the suffix of a file's name, without `.gz`."""
+    return Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -13,17 +13,17 @@ import networkx
 from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
-    "": 935,
+    "": 941,
     "cli": 4804,
     "components": 697,
-    "data": 2416,
+    "data": 2761,
     "diagnostics": 268,
-    "engines": 12492,
+    "engines": 12495,
     "hf": 5171,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
-    "recipe": 16225,
+    "recipe": 16272,
     "rewards": 922,
     "run": 3842,
     "runtime": 15629,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 81_992
-TESTS = 61_592
+TOTAL = 82_393
+TESTS = 61_816
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

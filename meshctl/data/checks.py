@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from meshctl.argument_limits import Shipped
 
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet")
+CHATS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruction", "output"))
+"""The columns of each form of a chat. The first form whose columns a row has is read."""
+SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv")
 SOURCE = Shipped(
     ranges={"max_length": ">= 2", "holdout": ">= 0", "workers": ">= 0"},
     excludes={"pack": ("keep",)},
@@ -33,16 +35,16 @@ PROMPTS = Shipped(
     has_tokenizer=True,
     suffixes=SUFFIXES,
     downloads_data=True,
-    columns=("prompt",),
+    forms=(("prompt",),),
 )
 SHIPPED = {
     "Source": SOURCE,
-    "Chat": replace(SOURCE, columns=("messages",), renders_chats=True),
-    "Text": replace(SOURCE, columns=("text",)),
-    "Pairs": replace(SOURCE, columns=("chosen", "rejected")),
+    "Chat": replace(SOURCE, forms=CHATS, renders_chats=True),
+    "Text": replace(SOURCE, forms=(("text",),)),
+    "Pairs": replace(SOURCE, forms=(("chosen", "rejected"),)),
     "Stream": STREAM,
-    "ChatStream": replace(STREAM, columns=("messages",), renders_chats=True),
-    "TextStream": replace(STREAM, columns=("text",)),
-    "PairsStream": replace(STREAM, columns=("chosen", "rejected")),
+    "ChatStream": replace(STREAM, forms=CHATS, renders_chats=True),
+    "TextStream": replace(STREAM, forms=(("text",),)),
+    "PairsStream": replace(STREAM, forms=(("chosen", "rejected"),)),
     "Prompts": PROMPTS,
 }

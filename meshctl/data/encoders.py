@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from meshctl.data.chats import Messages, Reader, json_list
+from meshctl.data.checks import CHATS
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
 from meshctl.data.tables import ArrowRow
@@ -17,6 +19,8 @@ from meshctl.data.tokenizer import Tokenizer
 from meshctl.labels import IGNORED
 
 Example = dict[str, list[int]]
+SIDES = ("user", "assistant")
+"""The roles of an instruction and of its output."""
 MAX_SHOWN = 8
 """The maximum number of keys of a row that a message lists."""
 
@@ -58,24 +62,35 @@ class Encoder(ABC):
     def _has(self, row: Row, name: str) -> bool:
         return row.get(self._fields.get(name, name)) is not None
 
+    def _tools(self, row: Row) -> list[Any] | None:
+        return json_list(self._value(row, "tools"), "tools") if self._has(row, "tools") else None
+
 
 class ChatEncoder(Encoder):
-    """Reads the key `messages`, a list of objects with `role` and `content`, and the optional key `tools`."""
+    """Reads a chat in one of the forms of `chats`, and the optional key `tools`."""
 
     LEARN = ("assistant", "last", "all")
-    FIELDS = ("messages", "tools")
+    FIELDS = (*dict.fromkeys(name for form in CHATS for name in form), "input", "system", "history", "tools")
 
     def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
         super().__init__(tokenizer, learn, fields)
         tokenizer.check_template()
+        self._messages = Reader()
 
     def __call__(self, row: Row) -> Example:
-        chat = messages(self._value(row, "messages"), "messages")
-        tools = self._value(row, "tools") if self._has(row, "tools") else None
-        answers = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+        chat, start = self._chat(row)
+        answers = chat.answers(start)
         if not answers and self.learn != "all":
             raise DataError("no message has the role `assistant`, so there is nothing to learn")
-        ids, learned = self._tokenizer.chat(chat, tools, answers[-1] if self.learn == "last" else 0)
+        if chat.unlearned and self.learn == "all":
+            raise DataError(
+                "`learn: all` learns each message, and this row excludes some by `weight` or `train`"
+            )
+        answers = answers[-1:] if self.learn == "last" else answers
+        learned_ones = [number for number in answers if number not in chat.unlearned]
+        if answers and not learned_ones:
+            raise DataError("each message to learn has a `weight` of 0, so there is nothing to learn")
+        ids, learned = self._tokenizer.chat(chat, self._tools(row), learned_ones)
         if self.learn == "all":
             learned = [True] * len(ids)
         elif not any(learned):
@@ -84,6 +99,32 @@ class ChatEncoder(Encoder):
                 "{% generation %} block is empty"
             )
         return {"input_ids": ids, "labels": labels(ids, learned)}
+
+    def _chat(self, row: Row) -> tuple[Messages, int]:
+        """Returns the messages of a row, and the number of the first one that may be learned."""
+        form = next((one for one in CHATS if all(self._has(row, name) for name in one)), CHATS[0])
+        if form == ("prompt", "completion"):
+            prompt = self._messages(self._value(row, "prompt"), "prompt", "user")
+            completion = self._messages(self._value(row, "completion"), "completion", "assistant")
+            return prompt.followed_by(completion), len(prompt)
+        if form == ("instruction", "output"):
+            return self._messages(self._turns(row), "history"), 0
+        return self._messages(self._value(row, form[0]), form[0]), 0
+
+    def _turns(self, row: Row) -> list[Mapping[str, Any]]:
+        """Returns the messages of an instruction with its output, and of earlier ones in `history`."""
+        given = {name: string(self._value(row, name), name) for name in ("instruction", "output")}
+        given |= {
+            name: string(self._value(row, name), name) for name in ("system", "input") if self._has(row, name)
+        }
+        question = "\n\n".join(text for name in ("instruction", "input") if (text := given.get(name)))
+        history = self._value(row, "history") if self._has(row, "history") else []
+        if any(not isinstance(turn, Sequence) or len(turn) != 2 for turn in history):
+            raise DataError("`history` is not a list of pairs, each of an instruction and its output")
+        sides: list[Mapping[str, Any]] = [{"role": "system", "content": given.get("system")}]
+        for turn in [*history, (question, given["output"])]:
+            sides += [{"role": role, "content": text} for role, text in zip(SIDES, turn, strict=True)]
+        return sides if given.get("system") else sides[1:]
 
 
 class TextEncoder(Encoder):
@@ -102,7 +143,7 @@ class PairsEncoder(Encoder):
     """Reads the keys `prompt`, `chosen` and `rejected`, whose values are texts or lists of messages.
 
     For lists of messages, `prompt` is optional. The default is the common beginning of `chosen` and
-    `rejected`.
+    `rejected`, which may also repeat a `prompt` that is a text.
     """
 
     LEARN = ("answer",)
@@ -111,11 +152,14 @@ class PairsEncoder(Encoder):
     FIELDS = ("prompt", *SIDES)
     CAN_PACK = False
 
+    def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
+        super().__init__(tokenizer, learn, fields)
+        self._messages = Reader()
+
     def __call__(self, row: Row) -> Example:
-        if all(isinstance(self._value(row, side), str) for side in self.SIDES):
-            encoded = self._texts(row)
-        else:
-            encoded = self._chats(row)
+        names = [name for name in self.FIELDS if name in self.SIDES or self._has(row, name)]
+        is_plain = all(isinstance(self._value(row, name), str) for name in names)
+        encoded = self._texts(row) if is_plain else self._chats(row)
         columns: Example = {}
         for side, (ids, learned) in zip(self.SIDES, encoded, strict=True):
             if not any(learned):
@@ -130,14 +174,14 @@ class PairsEncoder(Encoder):
 
     def _chats(self, row: Row) -> list[tuple[list[int], list[bool]]]:
         self._tokenizer.check_template()
-        sides = [messages(self._value(row, side), side) for side in self.SIDES]
-        if self._has(row, "prompt"):
-            prompt = messages(self._value(row, "prompt"), "prompt")
-            sides = [[*prompt, *side] for side in sides]
+        sides = [self._messages(self._value(row, side), side, "assistant") for side in self.SIDES]
+        start, given = _common(*sides), self._value(row, "prompt") if self._has(row, "prompt") else None
+        is_repeated = isinstance(given, str) and any(one["content"] == given for one in sides[0][:start])
+        if given is not None and not is_repeated:
+            prompt = self._messages(given, "prompt", "user")
+            sides = [prompt.followed_by(side) for side in sides]
             start = len(prompt)
-        else:
-            start = _common(*sides)
-        return [self._tokenizer.chat(side, learn_from=start) for side in sides]
+        return [self._tokenizer.chat(side, None, side.answers(start)) for side in sides]
 
 
 class PromptsEncoder(Encoder):
@@ -154,7 +198,7 @@ class PromptsEncoder(Encoder):
         """`as_chat` is whether a text is the message of a user. `system` is the first message of each chat
         that has no such message; empty for none."""
         super().__init__(tokenizer, "", fields)
-        self._as_chat, self._system = as_chat, system
+        self._as_chat, self._system, self._messages = as_chat, system, Reader()
 
     def __call__(self, row: Row) -> Example:
         prompt = self._value(row, "prompt")
@@ -168,12 +212,10 @@ class PromptsEncoder(Encoder):
         prompt = self._value(row, "prompt")
         if self._is_plain(prompt):
             return str(prompt)
-        chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        chat = messages(chat, "prompt")
+        chat: list[dict[str, Any]] = self._messages(prompt, "prompt", "user")
         if self._system and chat[0]["role"] != "system":
             chat = [{"role": "system", "content": self._system}, *chat]
-        tools = self._value(row, "tools") if self._has(row, "tools") else None
-        return self._tokenizer.rendered_prompt(chat, tools)
+        return self._tokenizer.rendered_prompt(chat, self._tools(row))
 
     def _is_plain(self, prompt: Any) -> bool:
         return isinstance(prompt, str) and not self._as_chat
@@ -197,19 +239,6 @@ def string(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"`{name}` is {value!r:.40}, not a text")
     return value
-
-
-def messages(value: Any, name: str) -> list[Mapping[str, Any]]:
-    """Returns `value` as a list of messages. Raises `DataError` if a message has no role, or has neither
-    content nor tool calls. `name` is the key in the error message."""
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise DataError(f"`{name}` is not a list of messages")
-    for number, message in enumerate(value):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise DataError(f"`{name}[{number}]` is not an object with `role` and `content`")
-        if message.get("content") is None and not message.get("tool_calls"):
-            raise DataError(f"`{name}[{number}]` has no `content`")
-    return list(value)
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:

@@ -1,4 +1,4 @@
-"""Rows of files by number: JSON lines, and the sequences that other files and libraries provide.
+"""Rows of files by number: JSON, and the sequences that other files and libraries provide.
 
 `source.Source` makes samples from rows. A row is a mapping from names to plain data, and `place(n)` names its
 file and line for messages. A file of JSON lines is split at `\\n` only, because its strings may contain the
@@ -7,22 +7,27 @@ other line separators of Unicode. The index of a file holds the offset of each l
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 import weakref
+import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any, BinaryIO, Protocol, overload
 
 from meshctl.data import tables
 from meshctl.data.errors import DataError, RowError
 from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
-from meshctl.split_files import files_at
+from meshctl.split_files import data_suffix, files_at
 
 Row = Mapping[str, Any]
 MAX_SHOWN = 40
@@ -46,7 +51,8 @@ class JsonLines:
         self._path = path
         self._starts, self._lines = array("q"), array("q")
         try:
-            self._file = os.open(path, os.O_RDONLY)
+            with unpacked(path) as file:
+                self._file = os.dup(file.fileno())
             weakref.finalize(self, os.close, self._file)
             self._find_lines()
         except OSError as error:
@@ -87,6 +93,67 @@ class JsonLines:
 
     def place(self, number: int) -> str:
         return f"{self._path}:{self._lines[number]}"
+
+
+class JsonArray:
+    """The rows of a file with one JSON array of objects, which is read into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with unpacked(path) as file:
+                self._rows = json.load(file)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path} is not JSON: {error}") from None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Row:
+        row = self._rows[number]
+        if not isinstance(row, dict):
+            raise RowError(self.place(number), f"a row is an object, not {json.dumps(row)[:MAX_SHOWN]}")
+        return row
+
+    def place(self, number: int) -> str:
+        return f"{self._path}, row {number}"
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file. The content of a `.gz` file is unpacked into a temporary file. Raises `DataError` if the
+    content is not of this format."""
+    with open(path, "rb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with tempfile.TemporaryFile() as plain:
+            try:
+                shutil.copyfileobj(gzip.GzipFile(fileobj=file), plain)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise DataError(f"{path} cannot be unpacked: {error}") from None
+            plain.seek(0)
+            yield plain
+
+
+def from_json(path: Path) -> Rows:
+    """Opens a `.json` file, which has one array of objects, or one object in each line."""
+    try:
+        with unpacked(path) as file:
+            is_array = next((line.strip() for line in file if line.strip()), b"").startswith(b"[")
+    except OSError:
+        is_array = False
+    return JsonArray(path) if is_array else JsonLines(path)
+
+
+def from_table(path: Path) -> Rows:
+    """Opens a `.parquet` or `.csv` file."""
+    if path.suffix != ".gz":
+        return tables.from_file(path, path)
+    with unpacked(path) as file:
+        return tables.from_file(path, file)
 
 
 class Concatenated:
@@ -131,8 +198,9 @@ class Selected:
 def open_rows(path: str, split: str) -> Rows:
     """Opens the rows of one or several files, of a folder, or of a dataset of the hub.
 
-    `path` is a `.jsonl` or `.parquet` file, a pattern such as `data/*.jsonl`, a folder of such files, a
-    folder of `datasets.save_to_disk`, or the name of a dataset of the hub. `split` selects the split of a
+    `path` is a `.jsonl`, `.json`, `.csv` or `.parquet` file, one of them with a further suffix `.gz`, a
+    pattern such as `data/*.jsonl`, a folder of such files, a folder of `datasets.save_to_disk`, or the name
+    of a dataset of the hub. `split` selects the split of a
     dataset, or files by their names. A relative path is searched for in the folders of `sys.path`, of which
     the recipe's folder is the first. Raises `DataError` if nothing can be read at the path or if there are no
     rows.
@@ -147,7 +215,7 @@ def _opened(path: str, split: str) -> Rows:
     if folder := saved_folder(path):
         return tables.from_disk(folder, split)
     if files := files_of(path, split):
-        return Concatenated([READERS[file.suffix](file) for file in files])
+        return Concatenated([READERS[data_suffix(file)](file) for file in files])
     check_hub_name(path)
     return tables.from_hub(path, split)
 
@@ -170,7 +238,7 @@ def files_of(path: str, split: str) -> list[Path]:
 def check_hub_name(path: str) -> None:
     """Raises `DataError` if `path` cannot be the name of a dataset of the hub. The caller found no file at
     `path`."""
-    if Path(path).suffix in READERS or not is_hub_name(path):
+    if data_suffix(Path(path)) in READERS or not is_hub_name(path):
         raise DataError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
         )
@@ -178,11 +246,12 @@ def check_hub_name(path: str) -> None:
 
 READERS: dict[str, Any] = {
     ".jsonl": JsonLines,
-    ".json": JsonLines,
+    ".json": from_json,
     ".ndjson": JsonLines,
-    ".parquet": tables.from_parquet,
+    ".parquet": from_table,
+    ".csv": from_table,
 }
-"""Suffix of a file name -> function that opens the file."""
+"""Suffix of a file name without `.gz` -> function that opens the file."""
 
 
 def split_off(rows: Rows, holdout: float, *, held_out: bool) -> Rows:

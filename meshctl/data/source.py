@@ -21,8 +21,9 @@ from meshctl.data.checks import PROMPTS, SOURCE
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, PromptsEncoder, TextEncoder
 from meshctl.data.errors import DataError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
+from meshctl.data.mixtures import Mixture, parts_of
 from meshctl.data.prefetch import Prefetch, results
-from meshctl.data.rows import Permutation, Rows, open_rows, split_off
+from meshctl.data.rows import Concatenated, Permutation, Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
@@ -49,7 +50,7 @@ class Source(Component):
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[str] | Mapping[str, float],
         tokenizer: str,
         *,
         split: str = "train",
@@ -69,7 +70,8 @@ class Source(Component):
     ) -> None:
         """Opens the data. Raises `DataError` for unreadable data and for invalid arguments.
 
-        path: a `.jsonl` or `.parquet` file, a pattern, a folder, or a name of the hub (`rows.open_rows`).
+        path: a file, a pattern, a folder, or a name of the hub (`rows.open_rows`); a list of them; or a
+            mixture, a mapping from them to their shares of the samples.
         tokenizer: `byte`, a folder, or a name of the hub.
         split: the split of a saved dataset or of a dataset of the hub.
         fields: key that the source reads -> key of the rows, for keys that differ.
@@ -88,7 +90,12 @@ class Source(Component):
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
         loaded = Tokenizer(tokenizer, chat_template, template_args)
         self._encode = self._encoder(loaded, learn, fields or {})
-        self._rows = split_off(self._open(path, split), holdout, held_out=held_out)
+        paths, shares = parts_of(path)
+        opened = [Concatenated([self._open(one, split) for one in part]) for part in paths]
+        parts = [split_off(rows, holdout, held_out=held_out) for rows in opened]
+        self._rows, self._mixture = Concatenated(parts), Mixture(shares)
+        self._sizes = [len(rows) for rows in parts]
+        """The number of rows of each part of the mixture, and in a run that of its samples of one epoch."""
         if keep and over_length == "split":
             raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
         self._kept = [Kept.of(name, self._rows[0]) for name in keep]
@@ -98,7 +105,8 @@ class Source(Component):
         self._packs: Sequence[Sequence[int]] | None = None
         self._is_ready = not (pack or self._limit.changes_count(self._encode.learn))
         """True if the samples are known, and need no lengths of rows."""
-        self._order: tuple[int, Sequence[int]] = (-1, ())
+        self._orders: dict[int, tuple[int, Sequence[int]]] = {}
+        """Part of the mixture -> its latest epoch, and the order of its samples in it."""
         self._prefetch = Prefetch(self._columns, workers)
 
     def _open(self, path: str, split: str) -> Rows:
@@ -116,26 +124,34 @@ class Source(Component):
         lengths = list(enumerate(self._lengths()))
         if (lost := [row for row, length in lengths if not length]) and self.rank == 0:
             log.warning(LEFT_OUT, len(lost), self._limit.size or "all", self._rows.place(lost[0]))
-        self._parts = [
-            Part(row, part) for row, length in lengths if length for part in self._pieces(row, length)
-        ]
-        if not self._parts:
-            raise DataError(
-                f"`over_length: {self._limit.over_length}` leaves no row of at most {self._limit.size} tokens"
-            )
-        self._is_ready = True
-        if self._pack and self._limit.size is not None:
-            sizes = [len(part.tokens or ()) for part in self._parts]
-            self._packs = packed(sizes, self._limit.size)
+        packs: list[list[int]] = []
+        self._parts, stop = [], 0
+        for number, size in enumerate(self._sizes):
+            start, stop, first = stop, stop + size, len(self._parts)
+            own = [
+                Part(row, tokens)
+                for row, length in lengths[start:stop]
+                if length
+                for tokens in self._pieces(row, length)
+            ]
+            if not own:
+                ways = f"`over_length: {self._limit.over_length}` leaves no row of at most {self._limit.size}"
+                raise DataError(f"{ways} tokens of `{self._rows.place(start)}` and what follows")
+            self._parts.extend(own)
+            self._sizes[number] = len(own)
+            if self._pack and self._limit.size is not None:
+                found = packed([len(part.tokens or ()) for part in own], self._limit.size)
+                packs.extend([first + index for index in pack] for pack in found)
+                self._sizes[number] = len(found)
+        self._packs, self._is_ready = packs if self._pack else None, True
 
     def close(self) -> None:
         self._prefetch.close()
 
     def __len__(self) -> int:
-        """The number of samples of one epoch."""
+        """The number of samples of one epoch: those of all rows."""
         self.setup()
-        units = self._packs or self._parts or self._rows
-        return len(units)
+        return sum(self._sizes)
 
     @endpoint
     def next(self, samples: range) -> Batch | None:
@@ -160,12 +176,14 @@ class Source(Component):
 
     def _index(self, number: int) -> int:
         """Returns the index of a sample in the unshuffled epoch. `number` counts samples across epochs."""
-        epoch, position = divmod(number, len(self))
+        part, own = self._mixture[number]
+        size, first = self._sizes[part], sum(self._sizes[:part])
+        epoch, position = divmod(own, size)
         if not self._shuffle:
-            return position
-        if self._order[0] != epoch:
-            self._order = (epoch, Permutation(len(self), self._seed, epoch))
-        return self._order[1][position]
+            return first + position
+        if part not in self._orders or self._orders[part][0] != epoch:
+            self._orders[part] = (epoch, Permutation(size, self._seed, epoch))
+        return first + self._orders[part][1][position]
 
     def _sample(self, index: int) -> Example:
         if self._packs is not None and self._parts is not None:
@@ -271,7 +289,7 @@ class Prompts(Source):
 
     def __init__(
         self,
-        path: str,
+        path: str | Sequence[str] | Mapping[str, float],
         tokenizer: str,
         *,
         split: str = "train",

@@ -7,11 +7,12 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from meshctl.data.errors import DataError
 from meshctl.hub_cache import has_dataset
 from meshctl.runtime.extras import extra
+from meshctl.split_files import data_suffix
 
 ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
@@ -90,14 +91,18 @@ class ParquetStream:
                 raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
-def from_parquet(path: Path) -> Table:
-    """Maps the columns of a parquet file into memory. Raises `DataError` if the file is not a readable
-    parquet file."""
+def from_file(path: Path, file: Path | BinaryIO) -> Table:
+    """Reads a parquet or csv file, whose content is in `file`. The columns of a parquet file that is not
+    packed are mapped into memory. Raises `DataError` if it cannot be read."""
     with extra("hf"):
         import pyarrow
-        from pyarrow import parquet
+        from pyarrow import csv, parquet
     try:
-        return Table(str(path), parquet.read_table(path, memory_map=True), is_arrow=True)
+        if data_suffix(path) == ".csv":
+            table = csv.read_csv(file, parse_options=csv.ParseOptions(newlines_in_values=True))
+        else:
+            table = parquet.read_table(file, memory_map=file == path)
+        return Table(str(path), table, is_arrow=True)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -119,26 +119,26 @@ class Tokenizer:
         return self._rendered(messages, tools, add_generation_prompt=True)
 
     def chat(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None, learn_from: int = 0
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, learned: Collection[int]
     ) -> tuple[list[int], list[bool]]:
         """Returns the token ids of a chat, and for each token whether it is learned.
 
-        The learned tokens are those of the assistant's messages with the number `learn_from` or higher. If
-        the template marks the assistant's text with `{% generation %}`, these marks are used. Otherwise the
-        text of a message is the difference between the chats rendered with and without this message. Raises
-        `ChatError` if the chat cannot be rendered or the text of a message cannot be found.
+        `learned` has the numbers of the assistant's messages to learn. If the template marks the assistant's
+        text with `{% generation %}`, these marks are used. Otherwise the text of a message is the difference
+        between the chats rendered with and without this message. Raises `ChatError` if the chat cannot be
+        rendered or the text of a message cannot be found.
         """
         if GENERATION.search(self._tokenizer.get_chat_template()):
-            return self._marked(messages, tools, learn_from)
+            return self._marked(messages, tools, learned)
         text = self._rendered(messages, tools)
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        spans = self._spans(text, messages, tools, learn_from)
+        spans = self._spans(text, messages, tools, learned)
         starts = [start for start, _ in encoded["offset_mapping"]]
-        learned = [any(first <= start < last for first, last in spans) for start in starts]
-        return encoded["input_ids"], learned
+        flags = [any(first <= start < last for first, last in spans) for start in starts]
+        return encoded["input_ids"], flags
 
     def _marked(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None, learn_from: int
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, learned: Collection[int]
     ) -> tuple[list[int], list[bool]]:
         with _template_errors(self.name):
             encoded = self._tokenizer.apply_chat_template(
@@ -149,31 +149,34 @@ class Tokenizer:
                 return_assistant_tokens_mask=True,
                 **self._template_args,
             )
-        learned = [bool(one) for one in encoded["assistant_masks"]]
-        earlier = sum(message["role"] == "assistant" for message in messages[:learn_from])
-        flags = [False, *learned, False]
-        edges = [n for n in range(len(learned) + 1) if flags[n] != flags[n + 1]]  # of runs of learned tokens
-        for start, stop in zip(edges[: 2 * earlier : 2], edges[1 : 2 * earlier : 2], strict=True):
-            learned[start:stop] = [False] * (stop - start)
-        return encoded["input_ids"], learned
+        flags = [bool(one) for one in encoded["assistant_masks"]]
+        answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(learned) == len(answers):
+            return encoded["input_ids"], flags
+        ends = [False, *flags, False]
+        edges = [n for n in range(len(flags) + 1) if ends[n] != ends[n + 1]]  # of runs of learned tokens
+        if len(edges) != 2 * len(answers):
+            counts = f"{len(edges) // 2} texts for {len(answers)} messages of the assistant"
+            raise ChatError(f"the chat template of `{self.name}` marks {counts}, so one cannot be left out")
+        for number, start, stop in zip(answers, edges[::2], edges[1::2], strict=True):
+            flags[start:stop] = [number in learned] * (stop - start)
+        return encoded["input_ids"], flags
 
     def _spans(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, learn_from: int
+        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None, learned: Collection[int]
     ) -> list[tuple[int, int]]:
-        """Returns the character range (start, stop) of each of the assistant's messages from number
-        `learn_from` on."""
+        """Returns the character range (start, stop) of each message whose number is in `learned`."""
         spans = []
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant" and number >= learn_from:
-                before = self._rendered(messages[:number], tools, add_generation_prompt=True)
-                through = self._rendered(messages[: number + 1], tools)
-                if not (text.startswith(before) and text.startswith(through)):
-                    raise ChatError(
-                        f"the chat template of `{self.name}` renders message {number} differently once "
-                        "others follow it, so its tokens cannot be found: use a template with "
-                        "{% generation %}, or `learn: last`"
-                    )
-                spans.append((len(before), len(through)))
+        for number in learned:
+            before = self._rendered(messages[:number], tools, add_generation_prompt=True)
+            through = self._rendered(messages[: number + 1], tools)
+            if not (text.startswith(before) and text.startswith(through)):
+                raise ChatError(
+                    f"the chat template of `{self.name}` renders message {number} differently once "
+                    "others follow it, so its tokens cannot be found: use a template with "
+                    "{% generation %}, or `learn: last`"
+                )
+            spans.append((len(before), len(through)))
         return spans
 
     def _rendered(

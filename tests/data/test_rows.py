@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from meshctl.data.errors import DataError
 from meshctl.data.rows import JsonLines, Rows, open_rows, split_off
+from meshctl.recipe.code.files import first_row
 
 
 def write(path: Path, rows: list[Any]) -> Path:
@@ -83,19 +85,61 @@ def test_a_split_of_files_is_read_alone(tmp_path: Path) -> None:
         ("nowhere.jsonl", "no file 'nowhere.jsonl' in the recipe's folder"),
         ("no/where/at/all", "no file 'no/where/at/all'"),
         ("{folder}/empty.jsonl", "empty.jsonl has no rows"),
-        ("{folder}/table.csv", r"`table.csv` is not one of \.jsonl, "),
+        ("{folder}/table.xlsx", r"`table.xlsx` is not one of \.jsonl, "),
         ("{folder}/none", "has no .jsonl or .* file, and no saved dataset"),
         ("{folder}/broken.parquet", "broken.parquet cannot be read: "),
     ],
 )
 def test_what_has_no_rows_is_named(tmp_path: Path, path: str, expected: str) -> None:
-    for name in ("empty.jsonl", "table.csv", "broken.parquet"):
+    for name in ("empty.jsonl", "table.xlsx", "broken.parquet"):
         (tmp_path / name).touch()
     (tmp_path / "none").mkdir()
     if "parquet" in path:
         pytest.importorskip("pyarrow")
     with pytest.raises(DataError, match=expected):
         open_rows(path.format(folder=tmp_path), "train")
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "array.json", "lines.json", "rows.parquet", "rows.csv"])
+def test_the_formats_of_files_and_their_packed_forms(tmp_path: Path, name: str, packed: str) -> None:
+    rows = [{"n": n, "text": f"a, {n}\nb"} for n in range(3)]
+    plain = tmp_path / name
+    if name == "array.json":
+        plain.write_text(f"\n {json.dumps(rows, indent=1)}")
+    elif "json" in name:
+        write(plain, rows)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import csv, parquet
+
+        table = pyarrow.Table.from_pylist(rows)
+        parquet.write_table(table, plain) if "parquet" in name else csv.write_csv(table, plain)
+    path = tmp_path / f"{name}{packed}"
+    if packed:
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+    found = open_rows(str(path), "train")
+    assert [dict(found[number]) for number in range(len(found))] == rows
+    assert found.place(1).startswith(str(path))
+    seen = first_row(path)
+    assert not seen.wrong and seen.columns == (None if "parquet" in name else ("n", "text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("bad.jsonl.gz", b"{}", "bad.jsonl.gz cannot be unpacked: Not a gzipped file"),
+        ("cut.jsonl.gz", gzip.compress(b'{"n": 1}\n' * 99)[:-9], "cut.jsonl.gz cannot be unpacked: "),
+        ("bad.json", b'[{"n": 1}', "bad.json is not JSON: "),
+        ("bad.csv", b"a,b\n1\n", "bad.csv cannot be read: "),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes, expected: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=expected):
+        open_rows(str(tmp_path / name), "train")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,11 @@ def test_pairs_learn_the_answers(tmp_path: Path) -> None:
         {"prompt": [user], "chosen": [good], "rejected": [bad]},
         {"chosen": [user, good], "rejected": [user, bad]},
         {"prompt": [user, bad, user], "chosen": [good], "rejected": [bad]},
+        {"prompt": "?", "chosen": [user, good], "rejected": [user, bad]},
+        {"prompt": "?", "chosen": [good], "rejected": [bad]},
+        {"prompt": [user], "chosen": "yes", "rejected": "no"},
     ]
-    batch = batch_of(made(Pairs(write(tmp_path / "pairs.jsonl", forms), "byte", shuffle=False)), range(4))
+    batch = batch_of(made(Pairs(write(tmp_path / "pairs.jsonl", forms), "byte", shuffle=False)), range(7))
     assert len(batch.names) == 4
     for side, answer in (("chosen", b"yes"), ("rejected", b"no")):
         for ids, labels in zip(
@@ -89,7 +93,8 @@ def test_pairs_learn_the_answers(tmp_path: Path) -> None:
             assert [label for label in labels if label != -100] == [*answer, END]
             assert len(ids) == len(labels)
     assert rows_of(batch, "chosen_input_ids")[0] == [*b"?yes", END]
-    assert rows_of(batch, "chosen_input_ids")[1] == rows_of(batch, "chosen_input_ids")[2]
+    chosen = rows_of(batch, "chosen_input_ids")
+    assert chosen[1:3] == chosen[4:6] and chosen[1] == chosen[2] == chosen[6]
 
 
 def test_kept_keys_are_columns_of_the_first_rows_type(chats: str) -> None:
@@ -115,6 +120,105 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
     assert rows_of(batch, "input_ids") == [[97, 98, END]]
     with pytest.raises(DataError, match="`fields` has no `body`; this source reads text"):
         Text(path, "byte", fields={"body": "text"})
+
+
+USER, ANSWER = {"role": "user", "content": "1 and 2"}, {"role": "assistant", "content": "3"}
+FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [USER, ANSWER]}, "3"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": ["1 ", {"type": "text", "text": "and 2"}]},
+                {**ANSWER, "name": None},
+            ]
+        },
+        "3",
+    ),
+    ({"conversations": [{"from": "human", "value": "1 and 2"}, {"from": "gpt", "value": "3"}]}, "3"),
+    ({"conversations": [USER, ANSWER], "id": "x"}, "3"),
+    ({"prompt": "1 and 2", "completion": "3"}, "3"),
+    ({"prompt": [USER], "completion": [ANSWER]}, "3"),
+    ({"instruction": "1 and 2", "input": "", "output": "3"}, "3"),
+    ({"messages": [USER, ANSWER, USER, {**ANSWER, "weight": 0}]}, "3"),
+    ({"messages": [USER, {**ANSWER, "content": "4", "train": False}, USER, {**ANSWER, "weight": 1}]}, "3"),
+    ({"messages": [USER, {**ANSWER, "content": "4", "loss_mask": 0}, USER, ANSWER]}, "3"),
+    ({"prompt": [USER, {**ANSWER, "content": "4"}, USER], "completion": [ANSWER]}, "3"),
+    (
+        {
+            "instruction": "Add.",
+            "input": "1 and 2",
+            "output": "3",
+            "system": "Be short.",
+            "history": [["a", "b"]],
+        },
+        "b3",
+    ),
+]
+"""A row, and the text that is learned."""
+
+
+@pytest.mark.parametrize(("row", "learned"), FORMS)
+def test_chats_in_the_forms_that_files_have(tmp_path: Path, row: dict[str, Any], learned: str) -> None:
+    batch = batch_of(made(Chat(write(tmp_path / "chats.jsonl", [row]), "byte")), range(1))
+    [ids], [labels] = rows_of(batch, "input_ids"), rows_of(batch, "labels")
+    assert [label for label in labels if 0 <= label < END] == [*learned.encode()]
+    text = bytes(id for id in ids if id < 256).decode()
+    if len(ids) == len(text) + 4 and "system" not in row:
+        assert text == "user\n1 and 2\nassistant\n3\n"
+    if "system" in row:
+        assert text == "system\nBe short.\nuser\na\nassistant\nb\nuser\nAdd.\n\n1 and 2\nassistant\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (
+            {"conversations": [{"from": "robot", "value": "?"}]},
+            "`conversations[0]` is from 'robot'; known are human,",
+        ),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "each message to learn has a `weight` of 0"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "`messages[1].weight` is 0.5: it must be 0 or 1"),
+        (
+            {"messages": [{**USER, "train": True}, ANSWER]},
+            "`messages[0].train` is True, but only messages of the",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "`messages[0].content` has a part of the type",
+        ),
+        (
+            {"messages": [USER, ANSWER], "tools": "f(x)"},
+            "`tools` is 'f(x)', neither a list nor the JSON text of one",
+        ),
+        ({"instruction": "?", "output": "!", "history": ["a"]}, "`history` is not a list of pairs"),
+        ({"instruction": "?", "output": ["!"]}, "`output` is ['!'], not a text"),
+    ],
+)
+def test_a_chat_that_cannot_be_read_is_named(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
+    source = made(Chat(write(tmp_path / "chats.jsonl", [row]), "byte"))
+    with pytest.raises(RowError, match=re.escape(f"chats.jsonl:1: {problem}")):
+        source.next(range(1))
+
+
+def test_tools_as_json_text_and_unknown_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tools.jinja").write_text(TOOLS)
+    call = {"function": {"name": "clock", "arguments": {"zone": "CET"}}}
+    as_text = {"function": {"name": "clock", "arguments": '{"zone": "CET"}'}}
+    tools = [{"name": "clock"}]
+    rows = [
+        {"messages": [USER, {"role": "assistant", "tool_calls": [call]}], "tools": tools},
+        {"messages": [USER, {"role": "assistant", "tool_calls": [as_text]}], "tools": json.dumps(tools)},
+        {"messages": [USER, {"role": "assistant", "tool_calls": json.dumps([call])}], "tools": tools},
+        {"messages": [{**USER, "date": 1}, {**ANSWER, "date": 2}]},
+    ]
+    path = write(tmp_path / "chats.jsonl", rows)
+    source = made(Chat(path, "byte", shuffle=False, chat_template=str(tmp_path / "tools.jinja")))
+    first, *others, _ = rows_of(batch_of(source, range(4)), "input_ids")
+    assert others == [first, first]
+    [warning] = caplog.messages
+    assert warning.startswith(
+        "messages have `date`, which a chat template may not read, such as `messages[0]`"
+    )
 
 
 TOOLS = """\
@@ -292,7 +396,7 @@ def test_worker_processes_give_the_same_samples(texts: str, form: dict[str, Any]
         (Chat, {"messages": [{"role": "user"}]}, r"`messages\[0\]` has no `content`"),
         (Chat, {"messages": [{"role": "user", "content": "a"}]}, "no message has the role `assistant`"),
         (Pairs, {"prompt": "a", "chosen": "b"}, "the row has no `rejected`; its keys are prompt, chosen"),
-        (Pairs, {"prompt": "a", "chosen": "b", "rejected": []}, "`chosen` is not a list of messages"),
+        (Pairs, {"prompt": "a", "chosen": "b", "rejected": []}, "`rejected` is not a list of messages"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(

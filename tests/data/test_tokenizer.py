@@ -45,9 +45,9 @@ def with_template(tmp_path: Path, text: str) -> Tokenizer:
     return Tokenizer("byte", str(path))
 
 
-def learned_text(tokenizer: Tokenizer, learn_from: int = 0) -> list[str]:
+def learned_text(tokenizer: Tokenizer, start: int = 0) -> list[str]:
     """The runs of learned tokens as texts."""
-    ids, learned = tokenizer.chat(CHAT, learn_from=learn_from)
+    ids, learned = tokenizer.chat(CHAT, None, [n for n in (2, 4) if n >= start])
     shown = tokenizer.decode([id if one else 0 for id, one in zip(ids, learned, strict=True)])
     return [run for run in shown.split("\0") if run]
 
@@ -92,21 +92,21 @@ def test_one_first_token_and_no_end_token_in_a_prompt(
 
 def test_what_the_template_marks_is_learned(tokenizer: Tokenizer) -> None:
     assert learned_text(tokenizer) == ["é2<|im_end|>", "4<|im_end|>"]
-    assert learned_text(tokenizer, learn_from=4) == ["4<|im_end|>"]
+    assert learned_text(tokenizer, start=4) == ["4<|im_end|>"]
 
 
 def test_a_template_without_marks_gives_the_same_labels(tokenizer: Tokenizer, tmp_path: Path) -> None:
     plain = with_template(tmp_path, PLAIN)
-    assert plain.chat(CHAT)[0] == tokenizer.chat(CHAT)[0]
+    assert plain.chat(CHAT, None, [2, 4])[0] == tokenizer.chat(CHAT, None, [2, 4])[0]
     assert learned_text(plain) == ["é2<|im_end|>\n", "4<|im_end|>\n"]
-    assert learned_text(plain, learn_from=4) == ["4<|im_end|>\n"]
+    assert learned_text(plain, start=4) == ["4<|im_end|>\n"]
 
 
 def test_a_template_that_changes_earlier_messages_is_refused_where_that_matters(tmp_path: Path) -> None:
     forgetful = with_template(tmp_path, FORGETFUL)
     with pytest.raises(ChatError, match="renders message 2 differently once others follow it"):
-        forgetful.chat(CHAT)
-    assert learned_text(forgetful, learn_from=4) == ["4<|im_end|>\n"]
+        forgetful.chat(CHAT, None, [2, 4])
+    assert learned_text(forgetful, start=4) == ["4<|im_end|>\n"]
 
 
 def test_variables_reach_the_template(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_variables_reach_the_template(tmp_path: Path) -> None:
         "{{ greeting }}{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
     made = Tokenizer("byte", str(path), {"greeting": "Hello!"})
-    ids, learned = made.chat(CHAT[2:3])
+    ids, learned = made.chat(CHAT[2:3], None, [0])
     assert made.decode(ids) == "Hello!é2" and learned == [False] * 6 + [True] * 3
 
 
@@ -126,7 +126,7 @@ def test_an_error_of_a_template_is_one_line(tmp_path: Path) -> None:
         ("{{ messages[99].content }}", "fails: "),
     ):
         with pytest.raises(ChatError, match=expected) as raised:
-            with_template(tmp_path, text).chat(CHAT)
+            with_template(tmp_path, text).chat(CHAT, None, [2])
         assert "\n" not in str(raised.value)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -39,6 +40,7 @@ from meshctl.text.env_refs import Unset, filled
 
 FILES = {"model": MODEL_FILES, "tokenizer": TOKENIZER_FILES}
 """Kind of a download -> the files of which a local folder has one."""
+DATA = ("args", "path")
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,10 @@ def _named(
     arguments: tuple[tuple[Literal["model", "tokenizer", "dataset"], KeyPath], ...] = (
         *(("model", place) for place in declared.model[:1]),
         ("tokenizer", ("args", "tokenizer") if declared.shipped.has_tokenizer else ()),
-        ("dataset", ("args", "path") if declared.shipped.downloads_data else ()),
+        ("dataset", DATA if declared.shipped.downloads_data else ()),
     )
     for kind, argument in arguments:
-        if name := _argument(component, argument, environ) if argument else "":
+        for name in _argument(component, argument, environ) if argument else ():
             yield Download(name, component.name, kind, python)
 
 
@@ -149,15 +151,16 @@ def _declared(
             yield component, replace(found.declares, extra=extras)
 
 
-def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -> str:
-    """Returns the text of an argument; empty for another value, or if it refers to an unset variable."""
+def _argument(component: Component, path: KeyPath, environ: Mapping[str, str]) -> Iterator[str]:
+    """Yields the text of an argument, and of data the texts of a list or the keys of a mapping, without those
+    that refer to an unset variable."""
     value: object = {"args": component.args}
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
-    try:
-        return filled(value, environ) if isinstance(value, str) else ""
-    except Unset:
-        return ""
+    for text in value if path == DATA and isinstance(value, (list, Mapping)) else [value]:
+        with suppress(Unset):
+            if isinstance(text, str) and (name := filled(text, environ)):
+                yield name
 
 
 def _is_here(one: Download, folders: Sequence[str], environ: Mapping[str, str]) -> bool:

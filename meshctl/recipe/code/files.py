@@ -11,8 +11,10 @@ The path of data is a file, a pattern such as `data/*.jsonl`, a folder of files,
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from meshctl.dataclass import dataclass
 from meshctl.hub_cache import DATASET_FILES, TOKENIZER_FILES, cached_folder, has_any, is_hub_name
 from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
-from meshctl.split_files import files_at
+from meshctl.split_files import data_suffix, files_at
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template"
@@ -123,7 +125,7 @@ def find(path: str, folders: Sequence[str], suffixes: Sequence[str], split: str 
     found, wrong = files_at(path, folders, suffixes, split)
     if found or wrong:
         return Found(tuple(found), wrong, SPLIT_HELP if wrong.startswith("`split") else "")
-    if is_hub_name(path) and Path(path).suffix not in suffixes:
+    if is_hub_name(path) and data_suffix(Path(path)) not in suffixes:
         return Found(wrong=f"`{path}` is not on this machine", is_remote=True)
     return Found(wrong=f"file `{path}` does not exist")
 
@@ -132,7 +134,8 @@ def files_nearby(path: str, folders: Sequence[str], suffixes: Sequence[str]) -> 
     """Returns the data files in the folder of a path that does not exist. One of them may be meant."""
     above = Path(path).parent
     places = [place for folder in folders if is_dir(place := Path(folder, above))]
-    return [str(above / file.name) for place in places for file in files(place, *suffixes)]
+    ends = [*suffixes, *(f"{one}.gz" for one in suffixes)]
+    return [str(above / file.name) for place in places for file in files(place, *ends)]
 
 
 @dataclass(frozen=True)
@@ -148,23 +151,50 @@ class FirstRow:
 
 
 def first_row(file: Path) -> FirstRow:
-    """Reads the first row of a file. The columns of other formats than JSON lines are unknown."""
+    """Reads the first row of a file. The columns of parquet files are unknown."""
     if not is_file(file):
         return FirstRow(wrong=f"`{file.name}` is not a regular file")
     try:
         start = contents(file, MAX_ROW_BYTES)
     except OSError as error:
         return FirstRow(wrong=f"`{file.name}` cannot be read: {error.strerror or error}")
-    if file.suffix == PARQUET:
+    suffix, is_whole = data_suffix(file), len(start) <= MAX_ROW_BYTES
+    if file.suffix == ".gz":
+        try:
+            unpacking = zlib.decompressobj(wbits=31)
+            start = unpacking.decompress(start, MAX_ROW_BYTES)
+            is_whole &= not unpacking.unconsumed_tail
+        except zlib.error:
+            return FirstRow(wrong=f"`{file.name}` is not a gzip file")
+    if suffix == PARQUET:
         is_parquet = start.startswith(PARQUET_MARK)
         return FirstRow(wrong="" if is_parquet else f"`{file.name}` is not a parquet file")
-    if file.suffix not in JSON_LINES:
+    if suffix == ".csv":
+        lines = start.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+        header = next(csv.reader(lines), [])
+        return FirstRow(tuple(header), is_empty=is_whole and sum(1 for line in lines if line.strip()) < 2)
+    if suffix == ".json" and start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return _first_item(file.name, start, is_whole)
+    if suffix not in JSON_LINES:
         return FirstRow()
-    return _first_line(file.name, start)
+    return _first_line(file.name, start, is_whole)
 
 
-def _first_line(name: str, start: bytes) -> FirstRow:
-    is_whole = len(start) <= MAX_ROW_BYTES
+def _first_item(name: str, start: bytes, is_whole: bool) -> FirstRow:
+    """Reads the first row of a JSON array."""
+    text = start.decode("utf-8-sig", errors="replace").lstrip()[1:].lstrip()
+    try:
+        row, _ = ([], 0) if text.startswith("]") else json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError) as error:
+        return FirstRow(wrong=f"{name}: {error}") if is_whole else FirstRow()
+    if text.startswith("]"):
+        return FirstRow(is_empty=True)
+    if not isinstance(row, dict):
+        return FirstRow(wrong=f"{name}: a row is an object, not {type(row).__name__}")
+    return FirstRow(tuple(row))
+
+
+def _first_line(name: str, start: bytes, is_whole: bool) -> FirstRow:
     for number, line in enumerate(start.split(b"\n"), 1):
         if not line.strip():
             continue

@@ -33,8 +33,7 @@ MODEL, TOKENIZER, CHAT_TEMPLATE = (("args", name) for name in ("model", "tokeniz
 def data_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The data of each source exist, and their first row has the columns that it reads."""
     name, suffixes = component.name, facts.declares(component.name).shipped.suffixes
-    node = named_by(facts, name, PATH) if suffixes else None
-    if node is not None:
+    for node in _paths(facts, name) if suffixes else ():
         split = named_by(facts, name, SPLIT) if facts.node("components", name, *SPLIT) else "train"
         words = split if isinstance(split, str) else str(split.value) if split else ""
         found = find(node.value, facts.code.path, suffixes, words)
@@ -53,6 +52,16 @@ def data_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
             yield one
 
 
+def _paths(facts: Facts, component: str) -> Iterator[Node]:
+    """Yields the paths of a source's data: one, each of a list, or each key of a mixture."""
+    node = facts.argument(component, PATH)
+    if node is not None and node.is_mapping:
+        yield from (Node(key, value.key or value.span) for key, value in node.items())
+    else:
+        listed = node.value if node is not None and node.is_list else [node]
+        yield from (one for one in listed if one is not None and isinstance(one.value, str) and one.value)
+
+
 def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnostic | None:
     """Returns a diagnostic about the first row of the first file that is not empty."""
     rows = (first_row(file) for file in found.files)
@@ -61,22 +70,30 @@ def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnosti
         return Diagnostic("MC447", f"`{node.value}` has no rows", node.span)
     if row.wrong:
         return Diagnostic("MC447", row.wrong, node.span, help="a row is a line with one JSON object")
-    missing = [column for column in _columns(facts, component) if column not in (row.columns or ())]
-    if row.columns is None or not missing:
+    if row.columns is None:
+        return None
+    kept, forms = texts_listed_by(facts, component, KEEP) or (), _forms(facts, component)
+    lacking = [[column for column in form if column not in row.columns] for form in forms]
+    others = forms[1:] if all(lacking) else []
+    missing = [
+        *(lacking[0] if forms and all(lacking) else ()),
+        *(one for one in kept if one not in row.columns),
+    ]
+    if not missing:
         return None
     message = f"the first row of `{node.value}` has no {listed(missing, 'or')}"
     help = f"its columns are {listed(row.columns)}" if row.columns else "the row is empty"
+    help += "".join(f"; a row may have {listed(form)} instead" for form in others)
     help += f"; for another one: fields: {{{missing[0]}: COLUMN}}"
     return Diagnostic("MC448", message, node.span, help=help)
 
 
-def _columns(facts: Facts, component: str) -> Iterator[str]:
-    """Yields the names that the columns of a component have in its data."""
+def _forms(facts: Facts, component: str) -> list[list[str]]:
+    """Returns the names that the columns of each form of a component have in its data."""
     names = facts.argument(component, FIELDS)
     renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
-    for column in facts.declares(component).shipped.columns:
-        yield str(renamed.get(column, column))
-    yield from texts_listed_by(facts, component, KEEP) or ()
+    forms = facts.declares(component).shipped.forms
+    return [[str(renamed.get(column, column)) for column in form] for form in forms]
 
 
 def tokenizers_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:

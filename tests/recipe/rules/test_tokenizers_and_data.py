@@ -94,7 +94,7 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, args: str, code: str, m
 
 
 FILES = {
-    **{"rows.csv": b"a,b", "empty.jsonl": b"", "blank.jsonl": b"\n \n", "broken.jsonl": b'\n{"messages": \n'},
+    **{"rows.xlsx": b"a,b", "empty.jsonl": b"", "blank.jsonl": b"\n \n", "broken.jsonl": b'\n{"messages": \n'},
     **{"list.jsonl": b"[1]\n", "latin.jsonl": b'{"a": "\xe9"}\n', "text.parquet": b"messages\n"},
     **{
         "other.jsonl": b'{"chat": []}\n',
@@ -112,7 +112,7 @@ FIRST = "the first row of `{}` has no `messages`"
     [
         ("absent.jsonl", "MC446", "file `absent.jsonl` does not exist"),
         ("no/such/file", "MC446", "file `no/such/file` does not exist"),
-        ("rows.csv", "MC446", "`rows.csv` is not one of .jsonl, .json, .ndjson, .parquet"),
+        ("rows.xlsx", "MC446", "`rows.xlsx` is not one of .jsonl, .json, .ndjson, .parquet"),
         ("folder", "MC446", "the folder `folder` has no .jsonl"),
         ("none/*.jsonl", "MC446", "file `none/*.jsonl` does not exist"),
         ("empty.jsonl", "MC447", "`empty.jsonl` has no rows"),
@@ -128,6 +128,9 @@ FIRST = "the first row of `{}` has no `messages`"
         ("splits, split: dev", "MC446", "`split: dev` selects no file of `splits`: the names of its files"),
         ("some/chats", "MC449", "`some/chats` is not on this machine, so its columns are not checked"),
         ("saved", "", ""),
+        ("[saved, other.jsonl]", "MC448", FIRST.format("other.jsonl")),
+        ("{saved: 0.5, other.jsonl: 0.5}", "MC448", FIRST.format("other.jsonl")),
+        ("{saved: 0.5, none.jsonl: 0.5}", "MC446", "file `none.jsonl` does not exist"),
         ('"${oc.env:DATA}"', "", ""),
     ],
 )
@@ -149,6 +152,10 @@ def test_data(tmp_path: Path, path: str, code: str, message: str) -> None:
         ("Chat", CHAT, "keep: [weight, score]", "`weight` or `score`"),
         ("Chat", {**CHAT, "weight": 1}, "keep: [weight]", ""),
         ("ChatStream", {"text": "a"}, "", "`messages`"),
+        ("Chat", {"conversations": []}, "", ""),
+        ("Chat", {"prompt": "a", "completion": "b"}, "", ""),
+        ("Chat", {"instruction": "a", "input": "b", "output": "c"}, "", ""),
+        ("Chat", {"question": "a", "answer": "b"}, "fields: {prompt: question, completion: answer}", ""),
         ("Text", {"text": "a"}, "", ""),
         ("TextStream", {"body": "a"}, "", "`text`"),
         ("Pairs", {"prompt": "a", "chosen": "b"}, "", "`rejected`"),
