@@ -19,14 +19,14 @@ ROOMS = {
     "data": 2761,
     "diagnostics": 268,
     "engines": 12495,
-    "hf": 5171,
+    "hf": 5397,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
-    "recipe": 16272,
+    "recipe": 16321,
     "rewards": 922,
     "run": 3842,
-    "runtime": 15629,
+    "runtime": 15633,
     "text": 630,
     "topology": 4068,
     "trackers": 1087,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_393
-TESTS = 61_816
+TOTAL = 82_672
+TESTS = 61_996
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -30,7 +30,7 @@ from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import check_rows, local_of, part_of
 from meshctl.hf.stages import Stages, drop_other_stages, first_names, listed_names
 from meshctl.hf.transformers_api import tied_names
-from meshctl.hf.weights import held
+from meshctl.hf.weights import adapter_of, copy_named, held
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted, nearest
 
@@ -103,6 +103,9 @@ def build(wanted: Build) -> nn.Module:
             is_new_head = wanted.head == "score" and name.startswith(NEW_HEAD)
             parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
         reset_adapter(model, wanted.seed)
+        if wanted.lora.folder:
+            load_adapter(model, wanted.lora, wanted.sizes.pp == 1)
+    model.exported_use_cache = getattr(config, "use_cache", True)
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
     return model  # type: ignore[no-any-return]
@@ -264,6 +267,19 @@ def reset_adapter(model: Any, seed: int) -> None:
                 -bound, bound, generator=generator
             )
             local_of(tensor).copy_(part_of(drawn.to(tensor.device, tensor.dtype), tensor))
+
+
+def load_adapter(model: Any, lora: Lora, is_whole: bool) -> None:
+    """Copies the weights of a saved adapter into `model`. `is_whole` is whether all layers are in this rank.
+    Raises `ModelError` if the adapter has other layers or shapes."""
+    own = dict(adapter_of(model))
+    arrived = set()
+    for name, tensor in lora.weights():
+        if name in own or is_whole:
+            arrived.add(name)
+            copy_named(own, [(name, tensor)])
+    if lacking := own.keys() - arrived:
+        raise ModelError(f"`lora.from`: the adapter in `{lora.folder}` lacks `{min(lacking)}`")
 
 
 def seed_of(seed: int, name: str) -> int:

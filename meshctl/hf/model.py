@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from meshctl.argument_limits import check_arguments
 from meshctl.hf import checks, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
+from meshctl.hf.companions import copy_companions
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
 from meshctl.hf.logits import ChunkedHead, OutputsWithoutLogits, SharedOutputs, SharedPrompts
 from meshctl.hf.options import ModelError, Sizes, dtype_of
@@ -44,9 +45,9 @@ from meshctl.hf.pipeline import Passes, PipelinePasses, by_tokens, inference
 from meshctl.hf.router_loss import RouterLoss
 from meshctl.hf.stages import outlines_of_all, tensors_of_all
 from meshctl.hf.texts import Texts, check_borders, check_positions, joined, texts_of
-from meshctl.hf.training import Sums, Trainer, make_lr_schedule, make_optimizer, not_finite
+from meshctl.hf.training import LearningRates, Sums, Trainer, make_optimizer, not_finite
 from meshctl.hf.transformers_api import HEADS, DiskFormat, outline
-from meshctl.hf.weights import FILE_BYTES, export, load_stored, stored_weights
+from meshctl.hf.weights import FILE_BYTES, export, export_adapter, load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
@@ -101,6 +102,8 @@ class Model(Component):
         *,
         head: str = "lm",
         config: Mapping[str, Any] | None = None,
+        tokenizer: str = "",
+        export: Mapping[str, bool] | None = None,
         dtype: str = "float32",
         compute_dtype: Literal["bfloat16"] | None = None,
         attention: str | None = None,
@@ -135,10 +138,14 @@ class Model(Component):
             produce random weights.
         head: `lm` for logits of the vocabulary; `score` for a critic or a reward model.
         config: values that replace those of the model's config.
+        tokenizer: the tokenizer of exports, `byte`, a folder, or a name of the hub. The default is that of
+            the model's folder.
+        export: `{adapter: true}` if exports have the adapter alone, in the format of peft.
         dtype: the dtype of the stored weights.
         compute_dtype: the dtype of the forward and backward passes, `bfloat16`; None for `dtype`.
         attention, experts: the names of the implementations of attention and of experts in transformers.
-        lora: a mapping with the keys `r`, `alpha`, `target` and `dropout`.
+        lora: a mapping with the keys `r`, `alpha`, `target` and `dropout`, and with `from`, the folder of an
+            adapter with which the training begins.
         loss, loss_options: a name of `meshctl.losses` or the dotted path of a function, and its options.
         advantage, advantage_options: a name of `meshctl.losses.advantages` or the dotted path of a function,
             and its options; None for the advantage of the loss's paper.
@@ -148,7 +155,9 @@ class Model(Component):
         top_logprobs: the number of likeliest tokens in the columns of `teacher_logprobs`; None for none.
         optimizer, lr, optimizer_options: a class of `torch.optim` or its dotted path, the learning rate, and
             further arguments of the class.
-        schedule: the `name`, `warmup` and `steps` (both in updates) of a schedule of transformers.
+        schedule: the `name`, `warmup` and `steps` of a schedule of transformers, and its further options.
+            `steps` counts updates; without it, the schedule follows the steps of the run. A `warmup` below 1
+            is a share of them.
         clip: the maximum norm of the gradient; None for no clipping.
         micro_batch, micro_batch_tokens: the maximum number of samples, or of tokens, of a micro-batch. An
             update accumulates the gradients of all micro-batches. The two arguments exclude each other.
@@ -168,13 +177,15 @@ class Model(Component):
         check_arguments(checks.MODEL, locals(), ModelError)
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
-        self.model, self.head, self.config = model, head, dict(config or {})
+        self.model, self.head, self.config, self.export_tokenizer = model, head, dict(config or {}), tokenizer
         self.dtype = dtype_of(dtype)
         self.compute_dtype = dtype_of(compute_dtype) if compute_dtype else None
         if self.compute_dtype not in (None, torch.bfloat16):
             raise ModelError("`compute_dtype` is bfloat16, or left out")
         self.attention, self.experts = attention, experts
-        self.lora = Lora.of(lora) if lora else None
+        self.lora, self.exports_adapter = Lora.of(lora) if lora else None, bool((export or {}).get("adapter"))
+        if self.exports_adapter and (not lora or head != "lm"):
+            raise ModelError("`export: {adapter: true}` needs `lora` and `head: lm`")
         self.loss_function: Loss = find(loss, **(loss_options or {}))
         advantage = advantage or advantages.DEFAULTS.get(loss)
         self.advantage = advantages.find(advantage, **(advantage_options or {})) if advantage else None
@@ -263,9 +274,9 @@ class Model(Component):
     def trainer(self) -> Trainer:
         named = [(name, one) for name, one in weights.parameters(self.module) if one.requires_grad]
         made = make_optimizer(self.optimizer, named, self.optimizer_options)
-        schedule = make_lr_schedule(self.schedule, made)
+        rates = LearningRates(self.schedule, made, self.place)
         world, tp = self.collective("world"), self.collective("tp")
-        return Trainer(self.module, named, made, schedule, world, tp, self.sizes, self.clip)
+        return Trainer(self.module, named, made, rates, world, tp, self.sizes, self.clip)
 
     # What a subclass may override
 
@@ -503,7 +514,8 @@ class Model(Component):
 
     @cached_property
     def _disk(self) -> DiskFormat:
-        return DiskFormat(self.module.config, self.head, self.dtype)
+        uses_cache: Any = self.module.exported_use_cache
+        return DiskFormat(self.module.config, self.head, self.dtype, uses_cache)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the names and the shards of the weights, as the files of the model have them: one weight for
@@ -531,8 +543,11 @@ class Model(Component):
 
     @endpoint(collect="none")
     def export(self, folder: str | Path | None = None, file_bytes: int = FILE_BYTES) -> None:
-        """Writes the config and the weights, with the adapter merged, to a folder that `from_pretrained` can
-        load.
+        """Writes the config, the weights with the adapter merged, and the tokenizer, to a folder that
+        `from_pretrained` can load.
+
+        The tokenizer, its chat template and the generation config are those of the model's folder. With the
+        argument `tokenizer`, the files of that tokenizer replace them.
 
         The default of `folder` is `exports/step-N` in the run directory, or `exports/NAME/step-N` if a run
         exports several components. All ranks call this method together,
@@ -540,6 +555,9 @@ class Model(Component):
         holds more than one file and one whole tensor.
         """
         path = Path(folder) if folder else self.run_dir / self.place.exports / f"step-{self.step}"
+        if self.exports_adapter:
+            self._export_adapter(path)
+            return
         shapes, tensors = weights.outlines(self.module), weights.merged_weights(self.module)
         if self.mesh.size("pp") > 1:
             names = [*weights.outlines(outline(self.module.config, self.head))]
@@ -547,6 +565,20 @@ class Model(Component):
             shapes, owners = outlines_of_all(shapes, names, pp)
             tensors = tensors_of_all(tensors, shapes, owners, pp)
         export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
+        if self.rank == 0:
+            copy_companions(self.model, self.export_tokenizer, self.config, path)
+        self.collective("world").barrier()
+
+    def _export_adapter(self, path: Path) -> None:
+        tensors, config = weights.adapter_of(self.module), cast(Any, self.module).adapter_config
+        if self.mesh.size("pp") > 1 and self.lora:
+            whole, pp = outline(self.module.config, self.head), self.collective("pp")
+            peft_api.inject(whole, self.lora)
+            own = {name: one.to("meta") for name, one in weights.adapter_of(self.module)}
+            shapes, owners = outlines_of_all(own, [name for name, _ in weights.adapter_of(whole)], pp)
+            tensors = tensors_of_all(tensors, shapes, owners, pp)
+        base = self.model if isinstance(self.model, str) else ""
+        export_adapter(config, base, tensors, path, self.collective("world"))
 
     # Checkpoints
 

@@ -17,23 +17,36 @@ It also stands in place of the module with the fused weights of experts, once fo
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear, LoraLayer, ParamWrapper
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, einsum, nn
 
 from meshctl.dataclass import dataclass
 from meshctl.hf.options import ModelError
+from meshctl.hub_cache import local_folder
 
 ADAPTER = "default"
 LINEAR = "all-linear"
-KEYS = ("r", "alpha", "target", "dropout")
+KEYS = ("r", "alpha", "target", "dropout", "from")
 """The keys of the argument `lora`."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of an adapter."""
+UNUSED = (
+    *("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform"),
+    *("layers_pattern", "trainable_token_indices", "lora_bias", "exclude_modules", "fan_in_fan_out"),
+)
+"""The keys of `adapter_config.json` that change what an adapter computes, and that are not supported."""
 STYLES = ("colwise", "rowwise")
 """The styles of tensor parallelism whose layers peft can adapt."""
 ADAPTED = (Linear, ParamWrapper)
@@ -51,13 +64,50 @@ class Lora:
     """A list with the last parts of the names of the adapted linear layers and fused weights of experts, or
     `all-linear` for all linear layers except the head."""
     dropout: float = 0.0
+    folder: Path | None = None
+    """The folder of the adapter whose weights are the first ones; None for a new adapter."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Lora:
-        """Returns the options in a mapping such as `{r: 16}`. Raises `ModelError` for an unknown key."""
+        """Returns the options in a mapping such as `{r: 16}` or `{from: FOLDER}`. Raises `ModelError` for an
+        unknown key, and for an adapter that cannot be read or has other options than the mapping."""
         if unknown := [key for key in given if key not in KEYS]:
             raise ModelError(f"`lora` has no key `{unknown[0]}`; its keys are {', '.join(KEYS)}")
-        return cls(**given)
+        options = {key: value for key, value in given.items() if key != "from"}
+        return cls(**options) if "from" not in given else cls._saved(str(given["from"]), options)
+
+    @classmethod
+    def _saved(cls, name: str, given: Mapping[str, Any]) -> Lora:
+        folder = local_folder(name, sys.path, os.environ, [CONFIG])
+        if folder is None:
+            raise ModelError(f"`lora.from`: `{name}` is no folder of an adapter: it has no {CONFIG}")
+        try:
+            values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            target, fused = values["target_modules"] or [], values.get("target_parameters") or ()
+            target = target if isinstance(target, str) else sorted([*target, *fused])
+            written = {"r": int(values["r"]), "alpha": float(values["lora_alpha"]), "target": target}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ModelError(f"`lora.from`: {folder / CONFIG} cannot be read: {error}") from None
+        unused = [key for key in UNUSED if values.get(key)]
+        if values.get("peft_type") != "LORA" or unused or values.get("bias", "none") != "none":
+            what = f"`{unused[0]}`" if unused else f"`{values.get('peft_type')}` with biases, or another kind"
+            raise ModelError(f"`lora.from`: the adapter `{name}` uses {what}, which is not supported")
+        for key, value in given.items():
+            own = sorted(value) if isinstance(value, (list, tuple)) else value
+            if key in written and own not in (written[key], LINEAR):
+                has = f"that of the adapter `{name}` is {written[key]}"
+                raise ModelError(f"`lora.{key}` is {value}, and {has}")
+        return cls(**written, dropout=given.get("dropout", 0.0), folder=folder)  # type: ignore[arg-type]
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the names and the whole tensors of the saved adapter. Raises `ModelError` if its file cannot
+        be read."""
+        assert self.folder is not None
+        try:
+            with safe_open(self.folder / WEIGHTS, "pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"`lora.from`: {self.folder / WEIGHTS} cannot be read: {error}") from None
 
 
 def inject(model: Any, lora: Lora) -> None:
@@ -90,6 +140,7 @@ def inject(model: Any, lora: Lora) -> None:
         target_parameters=fused or None,
         bias="none",
     )
+    model.adapter_config = config
     with warnings.catch_warnings(), _exact_names(model.config):
         warnings.simplefilter("ignore")  # what they warn of is an error below
         try:

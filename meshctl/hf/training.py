@@ -29,6 +29,8 @@ from meshctl.losses import LossSum
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective
+from meshctl.runtime.rank_context import RankContext
+from meshctl.text.english import nearest
 
 
 class Sums:
@@ -90,13 +92,13 @@ class Trainer:
         model: nn.Module,
         named: Sequence[tuple[str, nn.Parameter]],
         optimizer: torch.optim.Optimizer,
-        schedule: Any,
+        rates: LearningRates,
         world: Collective,
         tp: Collective,
         sizes: Sizes,
         clip: float | None,
     ) -> None:
-        self.named, self.optimizer, self.schedule = list(named), optimizer, schedule
+        self.named, self.optimizer, self.rates = list(named), optimizer, rates
         self.updates, self.skipped = 0, 0
         """The number of steps, and the number of steps that were skipped because they had no units or no
         finite gradient."""
@@ -134,19 +136,18 @@ class Trainer:
         self.sums = Sums()
         mean = self._sizes.averaged / units if units else 0.0
         norm = squared_sum**0.5 * mean
-        lr = self.optimizer.param_groups[0]["lr"]
+        lr = self.rates.set(self.updates - self.skipped)
         is_finite = isfinite(norm) and isfinite(means["loss"])
         if is_finite and units:
             clipped = min(1.0, self._clip / (norm + 1e-6)) if self._clip else 1.0
             if grads:
                 torch._foreach_mul_([local_of(grad) for grad in grads], mean * clipped)
             self.optimizer.step()
-            self.schedule.step()
         else:
             self.skipped += 1
         self.optimizer.zero_grad()
         self.updates += 1
-        found = {"grad_norm": norm, "lr": float(lr), "units": units, "skipped": float(self.skipped)}
+        found = {"grad_norm": norm, "lr": lr, "units": units, "skipped": float(self.skipped)}
         return {**means, **found}
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,12 +164,6 @@ class Trainer:
         copy_named({name: one.detach() for name, one in self.named}, state["weights"].items())
         load_state(self.optimizer, self.named, state["optimizer"])
         self.updates, self.skipped = state["updates"], state["skipped"]
-        done = self.schedule.last_epoch = self.updates - self.skipped
-        groups = zip(
-            self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
-        )
-        for group, base, factor in groups:
-            group["lr"] = base * factor(done)
 
     def _sum_over_tp(self) -> None:
         """Adds the gradients of all tp ranks for the parameters that have seen a part of the heads, or of the
@@ -184,6 +179,11 @@ UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
 """The classes of torch.optim whose steps need more than dense gradients."""
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt")
 """The schedules without an end."""
+SCHEDULE_KEYS = (
+    "name", "warmup", "steps", "num_cycles", "power", "lr_end", "timescale", "min_lr", "min_lr_rate",
+    "warmup_lr_rate", "num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio",
+)  # fmt: skip
+"""The keys of the argument `schedule`: those of meshctl, and the options of the schedules of transformers."""
 
 
 def make_optimizer(
@@ -193,43 +193,91 @@ def make_optimizer(
     path of a class, and `options` are its arguments.
 
     Plain parameters form one parameter group, and the DTensors of each mesh form another. An operation on
-    many tensors (`foreach`) cannot mix them. Raises `ModelError` for an unknown name or option, and if there
-    are no parameters.
+    many tensors (`foreach`) cannot mix them. Norms and biases form groups without weight decay. Raises
+    `ModelError` for an unknown name or option, and if there are no parameters.
     """
     kind = _class(name)
     groups: dict[Any, list[nn.Parameter]] = {}
-    for _, parameter in named:
-        key = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault(key, []).append(parameter)
+    for full_name, parameter in named:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault((mesh, is_decayed(full_name, parameter)), []).append(parameter)
     if not groups:
         raise ModelError("the model has no parameter that is trained")
     try:
-        return kind([{"params": group} for group in groups.values()], **options)
+        made = kind([{"params": group} for group in groups.values()], **options)
     except (TypeError, ValueError) as error:
         raise ModelError(f"optimizer `{name}`: {error}") from error
-
-
-def make_lr_schedule(given: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Creates a learning-rate schedule of transformers from `given`.
-
-    The keys of `given` are `name` (such as `cosine` or `linear`; default `constant`), `warmup` and `steps`
-    (in updates), and further options of the schedule. Raises `ModelError` for an unknown schedule or option.
-    """
-    options = {"name": "constant", **given}
-    name, warmup, steps = options.pop("name"), options.pop("warmup", 0), options.pop("steps", None)
-    if warmup and name == "constant":
-        name = "constant_with_warmup"
-    if name not in ENDLESS and steps is None:
-        raise ModelError(f"`schedule` {name} needs `steps`, the number of updates after which it ends")
-    if name in ENDLESS[:2] and options:
-        raise ModelError(f"`schedule` {name} has no option `{next(iter(options))}`")
-    try:
-        made = make_schedule(name, optimizer, warmup, steps, scheduler_specific_kwargs=options)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"`schedule` {name}: {error}") from error
-    if not isinstance(made, LambdaLR):
-        raise ModelError(f"`schedule` {name} does not follow from the number of updates")
+    for group, (_, decays) in zip(made.param_groups, groups, strict=True):
+        if "weight_decay" in group and not decays:
+            group["weight_decay"] = 0.0
     return made
+
+
+def is_decayed(name: str, parameter: Tensor) -> bool:
+    """Returns whether weight decay holds for a parameter: it is neither a norm, which has one dim, nor a
+    bias."""
+    return parameter.ndim > 1 and not name.endswith("bias")
+
+
+class LearningRates:
+    """Sets the learning rate of each update, by a schedule of transformers.
+
+    With `steps`, the schedule counts the updates of the model. Without, it counts the steps of the run, up to
+    its last one. The count determines the rate, so a resumed run continues the schedule.
+    """
+
+    def __init__(
+        self, given: Mapping[str, Any], optimizer: torch.optim.Optimizer, place: RankContext
+    ) -> None:
+        """`given` has the keys `name` (such as `cosine` or `linear`; default `constant`), `warmup` (a number,
+        or below 1 a share of all), `steps`, and further options of the schedule. Raises `ModelError` for an
+        unknown schedule or option."""
+        self._given, self._optimizer, self._place = dict(given), optimizer, place
+        for key in given:
+            if key not in SCHEDULE_KEYS:
+                close = nearest(key, SCHEDULE_KEYS)
+                help = f"; did you mean `{close}`?" if close else f": there are {', '.join(SCHEDULE_KEYS)}"
+                raise ModelError(f"`schedule` has no key `{key}`{help}")
+        warmup, name = given.get("warmup", 0), given.get("name", "constant")
+        if warmup > 1 and warmup % 1:
+            raise ModelError(f"`schedule.warmup` is {warmup}: it must be a whole number, or a share below 1")
+        self._follows_run = "steps" not in given and (name not in ENDLESS or 0 < warmup < 1)
+        self._length = 1
+        self._made = self._schedule()
+
+    def _schedule(self) -> LambdaLR:
+        options = {"name": "constant", "steps": self._length, **self._given}
+        name, warmup, steps = options.pop("name"), options.pop("warmup", 0), options.pop("steps")
+        warmup = round(warmup * steps) if warmup < 1 else int(warmup)
+        if warmup and name == "constant":
+            name = "constant_with_warmup"
+        if name in ENDLESS[:2] and options:
+            raise ModelError(f"`schedule` {name} has no option `{next(iter(options))}`")
+        try:
+            made = make_schedule(name, self._optimizer, warmup, steps, scheduler_specific_kwargs=options)
+        except (TypeError, ValueError) as error:
+            raise ModelError(f"`schedule` {name}: {error}") from error
+        if not isinstance(made, LambdaLR):
+            raise ModelError(f"`schedule` {name} does not follow from the number of updates")
+        return made
+
+    def set(self, updates: int) -> float:
+        """Sets and returns the learning rate of the next update. `updates` is the number of finished
+        updates. Raises `ModelError` if the length of the run is needed and unknown."""
+        count = updates
+        if self._follows_run:
+            count = max(0, self._place.step - 1)
+            if not self._place.last_step:
+                raise ModelError(
+                    "`schedule` needs `steps`, because the number of steps of this run is unknown"
+                )
+            if self._length != self._place.last_step:
+                self._length = self._place.last_step
+                self._made = self._schedule()
+        made, groups = self._made, self._optimizer.param_groups
+        for group, base, factor in zip(groups, made.base_lrs, made.lr_lambdas, strict=True):
+            group["lr"] = base * factor(count)
+        return float(groups[0]["lr"])
 
 
 def _class(name: str) -> type[torch.optim.Optimizer]:

@@ -402,10 +402,11 @@ class DiskFormat:
     fuses the experts of a layer when it loads them.
     """
 
-    def __init__(self, config: Any, head: str, dtype: torch.dtype) -> None:
-        """`config` and `head` are those of the model, and `dtype` is that of its weights."""
+    def __init__(self, config: Any, head: str, dtype: torch.dtype, use_cache: bool = True) -> None:
+        """`config` and `head` are those of the model, and `dtype` is that of its weights. `use_cache` is the
+        value of the exported config."""
         plain = deepcopy(config)
-        plain.distributed_config = None
+        plain.distributed_config, plain.use_cache = None, use_cache
         self._outline = outline(plain, head)
         self._outline.config.dtype = str(dtype).removeprefix("torch.")
         conversions = get_model_conversion_mapping(self._outline, add_legacy=False)

@@ -283,6 +283,24 @@ def export(
     world.barrier()
 
 
+def export_adapter(
+    config: Any, base: str, tensors: Iterable[tuple[str, Tensor]], folder: Path, world: Collective
+) -> None:
+    """Writes an adapter to `folder`, in the format of peft. `config` is that of peft, and `base` the name of
+    the base model. All ranks of `world` call this function together. Raises `ModelError` if a file cannot be
+    written."""
+    kept = {name: _own(whole_of(part)) for name, part in tensors}
+    if world.rank == 0:
+        config.base_model_name_or_path, config.inference_mode = base or None, True
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            config.save_pretrained(folder)
+            save_file(kept, folder / peft_api.WEIGHTS, metadata={"format": "pt"})
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"the export to `{folder}` failed: {error}") from error
+    world.barrier()
+
+
 def _files(
     disk: DiskFormat, units: Sequence[tuple[str, ...]], shapes: Mapping[str, Tensor], limit: int
 ) -> list[File]:

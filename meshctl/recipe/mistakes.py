@@ -353,7 +353,8 @@ _ROWS = (
     ("optim", "optimizer", ""),
     ("weight_decay adam_beta1 adam_beta2 adam_epsilon", "optimizer_options", "{weight_decay: 0.1}"),
     ("schedule lr_scheduler_type lr_scheduler scheduler", "schedule", "{name: cosine, warmup: 10}"),
-    ("warmup_ratio warmup_steps num_warmup_steps lr_warmup_steps", "schedule", "{warmup: 10}"),
+    ("warmup_steps num_warmup_steps lr_warmup_steps", "schedule", "{warmup: 10}"),
+    ("warmup_ratio", "schedule", "{warmup: 0.1}"),
     ("num_training_steps", "schedule", "{steps: 100}"),
     ("max_grad_norm gradient_clipping clip_grad grad_clip clip_grad_norm", "clip", ""),
     ("per_device_train_batch_size per_device_batch_size micro_batch_size train_micro_batch_size_per_gpu "

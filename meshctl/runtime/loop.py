@@ -115,6 +115,8 @@ class Loop:
             ends = [end for end in self._ends if isinstance(end, ResumableChannel | ResumableWeights)]
             self._context.restarts.begin(ends, start + 1)
         last = self._agreement.last
+        for component in self._context.components.values():
+            context_of(component).last_step = last if last < ENDLESS else 0
         self._context.events.write("ready", step=start, last=last if last < ENDLESS else None, source=source)
         step = start
         while not self._state.ended and self._agreement.begin(step + 1):

@@ -45,6 +45,8 @@ class RankContext:
     device: torch.device = torch.device("cpu")
     devices: tuple[torch.device, ...] = (torch.device("cpu"),)
     step: int = 0
+    last_step: int = 0
+    """The last step of the run, as it is planned; 0 before the first step and if nobody knows it."""
     version: int | None = None
     """The step in which the weights of the last sync were sent; None without a sync to the component."""
     run_dir: Path = Path()

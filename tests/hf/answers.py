@@ -52,7 +52,7 @@ def by_hand() -> Trained:
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
     model = building.new_model(config, "lm", torch.float64, None, 0)
     trained = list(model.parameters())
-    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=1e-8)
+    optimizer = torch.optim.AdamW(parity.decayed(model), lr=LR, weight_decay=0.1, eps=1e-8)
     found = Trained()
     for step in range(1, STEPS + 1):
         batch = rollouts_of(step)

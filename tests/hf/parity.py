@@ -210,6 +210,15 @@ def texts_in(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+def decayed(model: Any) -> list[dict[str, Any]]:
+    """Returns the trained parameters in two groups: those with weight decay, and norms and biases without."""
+    groups: dict[bool, list[Any]] = {True: [], False: []}
+    for name, one in model.named_parameters():
+        if one.requires_grad:
+            groups[one.ndim > 1 and "bias" not in name].append(one)
+    return [{"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}]
+
+
 @cache
 def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     """Trains in one process."""
@@ -221,7 +230,7 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
         peft_api.inject(model, Lora.of(case.lora_arguments))
         building.reset_adapter(model, 0)
     trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.1, eps=gate.eps)
+    optimizer = torch.optim.AdamW(decayed(model), lr=LR, weight_decay=0.1, eps=gate.eps)
     found = Trained()
     for step in range(1, STEPS + 1):
         texts = texts_in(batch_of(step, case.packed))

@@ -116,6 +116,47 @@ def test_the_schedule_sets_the_learning_rate() -> None:
     assert [one.update(batch_of(1, False))["lr"] for _ in range(5)] == [0, 0.5, 1, 0.5, 0]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ({"name": "linear"}, [1, 0.75, 0.5, 0.25]),
+        ({"name": "linear", "warmup": 0.5}, [0, 0.5, 1, 0.5]),
+        ({"name": "linear", "warmup": 0.5, "steps": 8}, [0, 0.25, 0.5, 0.75]),
+        ({"warmup": 0.5}, [0, 0.5, 1, 1]),
+        ({"warmup": 2}, [0, 0.5, 1, 1]),
+        ({"name": "cosine_with_min_lr", "min_lr_rate": 0.5, "num_cycles": 1}, [1, 0.75, 0.5, 0.75]),
+    ],
+)
+def test_a_schedule_has_the_length_of_the_run(schedule: dict[str, Any], rates: list[float]) -> None:
+    one, found = model(schedule=schedule, lr=1.0, optimizer="SGD"), []
+    one.place.last_step = 4
+    for step in range(1, 5):
+        one.place.step = step
+        found.append(one.update(batch_of(1, False))["lr"])
+        if step == 2:  # as in a run that is resumed here
+            state = one.state_dict()
+            one = model(schedule=schedule, lr=1.0, optimizer="SGD")
+            one.place.last_step = 4
+            one.load_state_dict(state)
+    assert found == pytest.approx(rates)
+
+
+def test_a_schedule_without_length_is_refused_by_the_first_update() -> None:
+    with pytest.raises(ModelError, match="`schedule` needs `steps`, because the number of steps of this run"):
+        model(schedule={"name": "cosine"}).update(batch_of(1, False))
+
+
+def test_norms_and_biases_have_no_weight_decay() -> None:
+    one = Model({**MODELS["llama"], "attention_bias": True}, lr=1.0, optimizer_options={"weight_decay": 0.5})
+    before = {name: tensor.clone() for name, tensor in one.module.state_dict().items()}
+    for _, parameter in one.trainer.named:
+        parameter.grad = torch.zeros_like(parameter)
+    one.trainer.optimizer.step()
+    after = one.module.state_dict()
+    decayed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert decayed == {name for name in before if name.endswith("weight") and "norm" not in name}
+
+
 def test_adding_a_micro_batch_reads_no_number() -> None:
     """A tensor on the device `meta` has no number, so reading it raises an error."""
     number = torch.zeros((), device="meta")
@@ -243,17 +284,12 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"optimizer": "LBFGS"}, "optimizer `LBFGS` is neither a class of torch.optim that needs gradients"),
         ({"optimizer": "lr_scheduler"}, "optimizer `lr_scheduler` is neither"),
         ({"schedule": {"name": "sawtooth", "steps": 2}}, "`schedule` sawtooth"),
-        ({"schedule": {"name": "cosine"}}, "`schedule` cosine needs `steps`"),
-        (
-            {"schedule": {"name": "cosine", "steps": 9, "warmup_ratio": 0.1}},
-            "`schedule` cosine: .*warmup_ratio",
-        ),
-        (
-            {"schedule": {"warmup": 2, "warmup_ratio": 0.1}},
-            "constant_with_warmup has no option `warmup_ratio`",
-        ),
+        ({"schedule": {"name": "cosine", "warmups": 0.1}}, "`schedule` has no key `warmups`; did you mean"),
+        ({"schedule": {"name": "cosine", "power": 2}}, "`schedule` cosine: .*power"),
+        ({"schedule": {"warmup": 2, "power": 2}}, "constant_with_warmup has no option `power`"),
+        ({"schedule": {"warmup": 2.5}}, "`schedule.warmup` is 2.5: it must be a whole number, or a share"),
         ({"schedule": {"name": "reduce_lr_on_plateau", "steps": 9}}, "does not follow from the number of"),
-        ({"schedule": {"warmup": 0.1}}, "`schedule.warmup` is 0.1; it must be a whole number of at least 0"),
+        ({"schedule": {"warmup": -1}}, "`schedule.warmup` is -1; it must be at least 0"),
         ({"config": {"num_hiden_layers": 1}}, "no `num_hiden_layers`; did you mean `num_hidden_layers`"),
         ({"config": {"num_hidden_layers": 1}}, "`config` leaves 1 of the . layers of the model"),
         ({"config": {"quantization_config": {"bits": 4}}}, "quantized models are not supported"),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.hub_cache import DATASET_FILES, TOKENIZER_FILES, cached_folder, has_any, is_hub_name
+from meshctl.hub_cache import DATASET_FILES, MODEL_FILES, TOKENIZER_FILES, cached_folder, has_any, is_hub_name
 from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.recipe.compose.folders import contents, files, is_dir, is_file
 from meshctl.split_files import data_suffix, files_at
@@ -92,6 +92,23 @@ def token_count(folder: Path) -> int:
         return int(max(ids, default=-1)) + 1
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return 0
+
+
+ADAPTER = "adapter_config.json"
+"""The file of an adapter's options."""
+
+
+def adapter_config(name: str, folders: Sequence[str]) -> dict[str, Any] | None:
+    """Returns the options of the adapter in a folder, which has no model; None if there is no such folder, or
+    if the file cannot be read."""
+    place = next((place for folder in folders if is_dir(place := Path(folder, name))), None)
+    if place is None or not is_file(place / ADAPTER) or has_any(place, MODEL_FILES):
+        return None
+    try:
+        values = json.loads(contents(place / ADAPTER, MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 JSON_LINES = (".jsonl", ".json", ".ndjson")

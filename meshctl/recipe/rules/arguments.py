@@ -128,6 +128,10 @@ def booleans_are_explicit(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC105", message, node.span, (), help, "warning")
 
 
+MAPPINGS = ("lora", "schedule")
+"""The arguments with tables of keys, whose values are mappings."""
+
+
 def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """An argument names an entry of its table."""
     declared, code = facts.declares(component.name), facts.code_of(component.name)
@@ -155,11 +159,12 @@ def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
 
 
 def given_names(facts: Facts, component: str, path: KeyPath) -> Iterator[tuple[str, Span]]:
-    """Yields the names in an argument, each with its place: a text, or the keys of a mapping."""
+    """Yields the names in an argument, each with its place: a text, or the keys of a mapping. A text in place
+    of a mapping with declared keys has no names."""
     mapping = facts.argument(component, path)
     if mapping is not None and mapping.is_mapping:
         yield from ((name, value.key or value.span) for name, value in mapping.items())
-    elif node := named_by(facts, component, path):
+    elif path[-1] not in MAPPINGS and (node := named_by(facts, component, path)):
         yield node.value, node.span
 
 

@@ -1,5 +1,5 @@
-"""MC430 to MC438, MC440, MC441, MC466, MC468, MC469 and MC473: checks the sizes of a component's model, also
-against its layout, its pipeline stages and the lengths of its sequences.
+"""MC430 to MC438, MC440, MC441, MC466, MC468, MC469, MC473 and MC475: checks the sizes of a component's
+model, also against its layout, its pipeline stages and the lengths of its sequences.
 
     model: llama/config.json      model: llama      model: {num_heads: 32, sequence_length: 4096}
 
@@ -14,10 +14,11 @@ from dataclasses import replace
 from math import gcd
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.code.files import ADAPTER, adapter_config
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.model import Component
-from meshctl.recipe.rules.facts import Facts
+from meshctl.recipe.rules.facts import Facts, named_by
 from meshctl.recipe.rules.meshes import Placed, lacking, nearest_that_fit, sequence_parts
 from meshctl.text.english import counted, listed
 from meshctl.topology.sizes import divisors
@@ -49,6 +50,31 @@ def config_is_on_this_machine(facts: Facts, component: Component) -> Iterator[Di
             message = f"{file.wrong}, so its sizes are not compared with the layout"
             help = "state them: model: {num_heads: 32, num_kv_heads: 8, num_layers: 32}"
             yield Diagnostic("MC438", message, facts.value(*path), help=help, severity="note")
+
+
+def adapter_fits(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """The adapter of `lora.from` exists and has the options of `lora`. A `model` is no folder of an
+    adapter."""
+    name, path = component.name, ("args", "lora", "from")
+    node, model = named_by(facts, name, path), named_by(facts, name, ("args", "model"))
+    if model is not None and (values := adapter_config(model.value, facts.code.path)) is not None:
+        base = values.get("base_model_name_or_path") or "BASE"
+        message = f"`{model.value}` has an adapter, not a model"
+        help = f"write `model: {base}` and `lora: {{from: {model.value}}}`"
+        yield Diagnostic("MC475", message, model.span, help=help)
+    if node is None or not facts.declares(name).layouts.lora_styles:
+        return
+    values = adapter_config(node.value, facts.code.path)
+    if values is None:
+        message = f"`{node.value}` is no folder of an adapter: it has no {ADAPTER}"
+        help = f"searched in {listed(facts.code.own)}; an adapter of the hub is downloaded first: hf download"
+        yield Diagnostic("MC475", message, node.span, help=help)
+        return
+    for key, own in (("r", "r"), ("alpha", "lora_alpha")):
+        given, written = facts.argument(name, ("args", "lora", key)), values.get(own)
+        if given is not None and written is not None and given.value != written:
+            message = f"`lora.{key}` of `{name}` is {given.value}, and that of the adapter is {written}"
+            yield Diagnostic("MC475", message, given.span, (node.span,), help="leave it out")
 
 
 def model_is_not_quantized(facts: Facts, component: Component) -> Iterator[Diagnostic]:

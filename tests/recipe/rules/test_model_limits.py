@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,7 @@ def test_tied_embeddings_have_equal_shards(
         ("loss: dop", "Trainer", "`loss` is `dop`, which does not exist", "`dpo`"),
         ("loss: mylosses.onw", "Trainer", "`loss` is `mylosses.onw`, and module `mylosses` has no `onw`", "`own`"),
         ("loss: mylosse.own", "Trainer", "`loss` is `mylosse.own`, and module `mylosse` does not exist", "`mylosses`"),
+        ("schedule: {name: linear, warmups: 2}", "Trainer", "`schedule` is `warmups`, which does not exist", "`warmup`"),
         ("schedule: {name: cosin}", "Trainer", "`schedule.name` is `cosin`, which does not exist", "`cosine`"),
         ("loss: dpo", "Trainer", "", ""),
         ("loss: mylosses.second", "Trainer", "", ""),
@@ -132,6 +134,29 @@ def test_names(tmp_path: Path, args: str, target: str, message: str, help: str) 
     found = reported(tmp_path, f"model: {{}}, {args}", target=target)
     expected = [("MC453", "error", message, f"did you mean {help}?")] * bool(message)
     assert [(one.code, one.severity, one.message, one.help) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("model: {}, lora: {from: adapter}", ""),
+        ("model: {}, lora: {from: adapter, r: 8, alpha: 16}", ""),
+        (
+            "model: {}, lora: {from: adapter, r: 4}",
+            "`lora.r` of `trainer` is 4, and that of the adapter is 8",
+        ),
+        ("model: {}, lora: {from: none}", "`none` is no folder of an adapter: it has no adapter_config.json"),
+        ("model: adapter", "`adapter` has an adapter, not a model"),
+    ],
+)
+def test_an_adapter_that_is_continued(tmp_path: Path, args: str, message: str) -> None:
+    (tmp_path / "adapter").mkdir()
+    values = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "base_model_name_or_path": "some/base"}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(values))
+    found = [one for one in reported(tmp_path, args) if one.code == "MC475"]
+    assert [one.message for one in found] == [message] * bool(message)
+    if "model: adapter" in args:
+        assert found[0].help == "write `model: some/base` and `lora: {from: adapter}`"
 
 
 def test_adapters_of_experts_on_ep(tmp_path: Path) -> None:

@@ -94,7 +94,12 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path, args: str, code: str, m
 
 
 FILES = {
-    **{"rows.xlsx": b"a,b", "empty.jsonl": b"", "blank.jsonl": b"\n \n", "broken.jsonl": b'\n{"messages": \n'},
+    **{
+        "rows.xlsx": b"a,b",
+        "empty.jsonl": b"",
+        "blank.jsonl": b"\n \n",
+        "broken.jsonl": b'\n{"messages": \n',
+    },
     **{"list.jsonl": b"[1]\n", "latin.jsonl": b'{"a": "\xe9"}\n', "text.parquet": b"messages\n"},
     **{
         "other.jsonl": b'{"chat": []}\n',

@@ -1,0 +1,58 @@
+"""The files beside the weights of an exported model: tokenizer, chat template, generation config.
+
+They are copies of the files of the folder that the model was read from, or of `tokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from meshctl.hf.options import ModelError
+from meshctl.hub_cache import MODEL_FILES, TOKENIZER_FILES, local_folder
+from meshctl.package import SHIPPED_TOKENIZERS
+
+COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*")
+GENERATION = "generation_config.json"
+WRITTEN = ("config.json", "*.index.json", "adapter_config.json", GENERATION)
+"""The files that an export writes itself, and those of an adapter, which is merged."""
+TEMPLATES = "additional_chat_templates"
+
+
+def copy_companions(
+    model: str | Mapping[str, Any], tokenizer: str, changes: Mapping[str, Any], folder: Path
+) -> None:
+    """Copies the files beside the weights of `model`, and the tokenizer, to `folder`.
+
+    A model of config values has no such files. With `tokenizer`, which is a shipped one, a folder, or a name
+    of the hub, its files replace those of the model. `changes` are the values of the config that the user has
+    changed, and replace those of the generation config. Raises `ModelError` if a file cannot be copied.
+    """
+    source = local_folder(model, sys.path, os.environ, MODEL_FILES) if isinstance(model, str) else None
+    own = SHIPPED_TOKENIZERS.get(tokenizer) or local_folder(tokenizer, sys.path, os.environ, TOKENIZER_FILES)
+    if tokenizer and own is None:
+        raise ModelError(f"the export has no tokenizer: `{tokenizer}` is not on this machine")
+    try:
+        if own := own if tokenizer else source:
+            _copy(own, folder)
+        if source is not None and (source / GENERATION).is_file():
+            values = json.loads((source / GENERATION).read_text(encoding="utf-8"))
+            values |= {key: value for key, value in changes.items() if key in values}
+            (folder / GENERATION).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the export to `{folder}` failed: {error}") from error
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for path in sorted(source.iterdir()):
+        is_copied, is_written = (any(fnmatch(path.name, one) for one in some) for some in (COPIED, WRITTEN))
+        if is_copied and not is_written and path.is_file():
+            shutil.copyfile(path, folder / path.name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, folder / TEMPLATES, dirs_exist_ok=True)
