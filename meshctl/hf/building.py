@@ -33,6 +33,7 @@ from meshctl.hf.transformers_api import tied_names
 from meshctl.hf.weights import adapter_of, copy_named, held
 from meshctl.hub_cache import MODEL_FILES, local_folder, missing_weights
 from meshctl.text.english import counted, nearest
+from meshctl.topology.memory import Selection
 
 NEW_HEAD = "score."
 """The beginning of the names of the weights of the head `score`, which a language model does not have."""
@@ -53,6 +54,8 @@ class Build:
     attention: str | None = None
     experts: str | None = None
     lora: Lora | None = None
+    selection: Selection = Selection()
+    """The parameters that are trained, without an adapter."""
     seed: int = 0
     sizes: Sizes = Sizes()
     mesh: TorchDeviceMesh | None = None
@@ -83,6 +86,10 @@ def build(wanted: Build) -> nn.Module:
         found = local_folder(named, sys.path, os.environ, MODEL_FILES)
         named = named if found is None or missing_weights(found) else str(found)
     config = transformers_api.read_config(named, wanted.head, wanted.config)
+    if wanted.selection != Selection():
+        names = [name for name, _ in transformers_api.outline(config, wanted.head).named_parameters()]
+        for pattern in wanted.selection.unused(names):
+            raise ModelError(f"no parameter is called `{pattern}`; there are {', '.join(names[:3])}, ...")
     _check_changes(config, transformers_api.read_config(named, wanted.head, {}), wanted.config)
     if isinstance(named, str):
         model = _loaded(named, config, wanted)
@@ -105,6 +112,8 @@ def build(wanted: Build) -> nn.Module:
         reset_adapter(model, wanted.seed)
         if wanted.lora.folder:
             load_adapter(model, wanted.lora, wanted.sizes.pp == 1)
+    else:
+        select(model, wanted.selection)
     model.exported_use_cache = getattr(config, "use_cache", True)
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
@@ -173,11 +182,18 @@ def distribute(model: Any, wanted: Build) -> None:
         peft_api.inject(model, wanted.lora)
     if stages:
         drop_other_stages(model, stages)
+    select(model, wanted.selection)
     if sizes.averaged > 1 or wanted.compute_dtype is not None:
         assert wanted.mesh is not None
         check_tied(model, sizes)
         check_rows(model, sizes.tp, sizes.shards)
         transformers_api.shard_by_fsdp(model, wanted.mesh, sizes, wanted.compute_dtype)
+
+
+def select(model: nn.Module, selection: Selection) -> None:
+    """Freezes the parameters of `model` that are not selected."""
+    for name, parameter in model.named_parameters() if selection != Selection() else ():
+        parameter.requires_grad_(selection.has(name))
 
 
 def check_tied(model: Any, sizes: Sizes) -> None:

@@ -53,6 +53,7 @@ from meshctl.losses import Loss, LossSum, advantages, find
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.component import Component, endpoint
+from meshctl.topology.memory import Selection
 
 
 class Model(Component):
@@ -109,6 +110,8 @@ class Model(Component):
         attention: str | None = None,
         experts: str | None = None,
         lora: Mapping[str, Any] | None = None,
+        freeze: Sequence[str] = (),
+        train: Sequence[str] = (),
         loss: str = "cross_entropy",
         loss_options: Mapping[str, Any] | None = None,
         advantage: str | None = None,
@@ -146,6 +149,8 @@ class Model(Component):
         attention, experts: the names of the implementations of attention and of experts in transformers.
         lora: a mapping with the keys `r`, `alpha`, `target` and `dropout`, and with `from`, the folder of an
             adapter with which the training begins.
+        freeze, train: patterns of the names of parameters or modules that are not trained, or that alone are
+            trained, such as `model.layers.[0-3]`.
         loss, loss_options: a name of `meshctl.losses` or the dotted path of a function, and its options.
         advantage, advantage_options: a name of `meshctl.losses.advantages` or the dotted path of a function,
             and its options; None for the advantage of the loss's paper.
@@ -184,6 +189,7 @@ class Model(Component):
             raise ModelError("`compute_dtype` is bfloat16, or left out")
         self.attention, self.experts = attention, experts
         self.lora, self.exports_adapter = Lora.of(lora) if lora else None, bool((export or {}).get("adapter"))
+        self.selection = Selection(tuple(freeze), tuple(train))
         if self.exports_adapter and (not lora or head != "lm"):
             raise ModelError("`export: {adapter: true}` needs `lora` and `head: lm`")
         self.loss_function: Loss = find(loss, **(loss_options or {}))
@@ -207,7 +213,8 @@ class Model(Component):
 
     def setup(self) -> None:
         self.module  # noqa: B018
-        if self.schedule or len(self.optimizer_options) > 1 or self.optimizer != "AdamW":
+        options = self.schedule or len(self.optimizer_options) > 1 or self.optimizer != "AdamW"
+        if options or self.selection != Selection():
             self.trainer  # noqa: B018
 
     @cached_property
@@ -238,6 +245,7 @@ class Model(Component):
                 self._sequence.name if self._sequence else self.attention,
                 self.experts,
                 self.lora,
+                self.selection,
                 self.seed,
                 self.sizes,
                 self.torch_mesh if needs_mesh else None,

@@ -20,8 +20,9 @@ driver need (on CUDA typically 1 GB).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from fnmatch import fnmatchcase
 from itertools import chain
 from math import prod
 from typing import Any
@@ -103,6 +104,32 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """The arguments that select the trained parameters: patterns of names, or of the names of modules.
+
+    With `train`, only its parameters are trained. Those of `freeze` are not.
+    """
+
+    freeze: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Returns whether a parameter is trained."""
+        return (not self.train or _matches(name, self.train)) and not _matches(name, self.freeze)
+
+    def unused(self, names: Iterable[str]) -> list[str]:
+        """Returns the patterns that match none of the names."""
+        known = list(names)
+        return [
+            one for one in (*self.freeze, *self.train) if not any(_matches(name, [one]) for name in known)
+        ]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, one) or fnmatchcase(name, f"{one}.*") for one in patterns)
+
+
+@dataclass(frozen=True)
 class Training:
     """The properties of a component's training that determine its gradients and optimizer states."""
 
@@ -114,6 +141,7 @@ class Training:
     """None if all weights are trained."""
     is_trained: bool = True
     """True if some stage computes gradients."""
+    selection: Selection = Selection()
 
 
 @dataclass(frozen=True)
@@ -253,9 +281,16 @@ def rank_bytes(parameters: Iterable[Parameter], split: Split, training: Training
 def trained_parameters(parameters: Sequence[Parameter], training: Training) -> list[Parameter]:
     """Returns the parameters that training changes: all of them, or the adapter's and those beside it."""
     if training.adapter is None:
-        return list(parameters)
+        return [found for one in parameters for found in _selected(one, training.selection)]
     whole = [one for one in parameters if one.module in WHOLE_WITH_ADAPTER]
     return [*adapter_parameters(parameters, training.adapter), *whole]
+
+
+def _selected(one: Parameter, selection: Selection) -> Iterator[Parameter]:
+    """Yields the parameter with the number of its layers in which it is trained, if there are some."""
+    layers = sum(selection.has(one.name.replace("*", str(layer))) for layer in range(one.layers))
+    if layers:
+        yield one if layers == one.layers else replace(one, layers=layers)
 
 
 def checkpoint_bytes(parameters: Sequence[Parameter], training: Training, split: Split | None = None) -> int:

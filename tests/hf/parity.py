@@ -18,6 +18,7 @@ from meshctl.hf import Model, building, peft_api, transformers_api, weights
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.sharding import whole_of
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.topology.memory import Selection
 from meshctl.topology.mesh import DeviceMesh
 from tests.examples import examples
 
@@ -102,6 +103,9 @@ SINGLE = Gate("float32", 1e-5, losses=1e-6, norms=1e-6, weights=2e-5)
 SINGLE_LORA_ON_TP = replace(SINGLE, losses=1e-5, norms=1e-5)
 
 
+FROZEN = ("model.embed_tokens", "model.layers.0.mlp", "*norm.weight")
+
+
 @dataclass(frozen=True)
 class Case:
     model: str
@@ -116,6 +120,8 @@ class Case:
     split: str | tuple[int, ...] = "count"
     routers: bool = False
     """Whether the loss of the routers is added."""
+    frozen: bool = False
+    """Whether the parts `FROZEN` are not trained."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -136,7 +142,7 @@ class Case:
     @property
     def task(self) -> Case:
         """The case without what must not change a result."""
-        return Case(self.model, lora=self.lora, packed=self.packed, routers=self.routers)
+        return Case(self.model, lora=self.lora, packed=self.packed, routers=self.routers, frozen=self.frozen)
 
     @property
     def experts(self) -> str | None:
@@ -229,6 +235,8 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     if case.lora_arguments:
         peft_api.inject(model, Lora.of(case.lora_arguments))
         building.reset_adapter(model, 0)
+    if case.frozen:
+        building.select(model, Selection(FROZEN))
     trained = [one for one in model.parameters() if one.requires_grad]
     optimizer = torch.optim.AdamW(decayed(model), lr=LR, weight_decay=0.1, eps=gate.eps)
     found = Trained()
@@ -265,6 +273,7 @@ def component(case: Case, sizes: dict[str, int], gate: Gate = EXACT, **more: Any
         config=case.config,
         dtype=gate.dtype,
         lora=case.lora_arguments,
+        freeze=FROZEN if case.frozen else (),
         lr=LR,
         optimizer_options={"weight_decay": 0.1, "eps": gate.eps, **more.pop("optimizer_options", {})},
         clip=CLIP,

@@ -80,6 +80,8 @@ CASES = [
         {"experts": "eager", "lora": {**LORA, "target": ["q_proj", "down_proj", "gate_up_proj"]}},
         MOE,
     ),
+    Case("fsdp, parts", {"fsdp": 2}, {"freeze": ["model.embed_tokens", "model.layers.[01]"]}),
+    Case("tp, parts", {"tp": 2}, {"train": ["model.layers.*.mlp", "lm_head"]}),
     Case("tp, experts", {"tp": 2}, {"experts": "eager"}, MOE),
     Case("pp", {"pp": 2}, {"split": [1, 2]}),
     Case("pp, tied", {"pp": 2}, {"lora": {"r": 16}, "split": "cost"}, TIED),

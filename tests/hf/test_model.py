@@ -141,6 +141,29 @@ def test_a_schedule_has_the_length_of_the_run(schedule: dict[str, Any], rates: l
     assert found == pytest.approx(rates)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "trained"),
+    [
+        (
+            {"freeze": ["model.embed_tokens", "model.layers.0"]},
+            {"model.layers.1", "model.norm", "lm_head.weight"},
+        ),
+        ({"train": ["model.layers.[1-9]"]}, {"model.layers.1"}),
+        ({"train": ["*norm*"], "freeze": ["model.norm.*"]}, {"model.layers"}),
+    ],
+)
+def test_the_parts_that_are_trained(arguments: dict[str, Any], trained: set[str]) -> None:
+    one = model(**arguments, lr=0.1)
+    before = {name: tensor.clone() for name, tensor in one.module.state_dict().items()}
+    one.update(batch_of(1, False))
+    after = one.module.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all(any(name.startswith(part) for part in trained) for name in changed)
+    assert {name for name in before if any(name.startswith(part) for part in trained)} >= changed
+    assert one.state_dict()["weights"].keys() == changed
+    assert one.trainer.named and len(one.trainer.named) == len(changed)
+
+
 def test_a_schedule_without_length_is_refused_by_the_first_update() -> None:
     with pytest.raises(ModelError, match="`schedule` needs `steps`, because the number of steps of this run"):
         model(schedule={"name": "cosine"}).update(batch_of(1, False))
@@ -276,6 +299,11 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"dtype": "int64"}, "`int64` is not a floating-point dtype"),
         ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),
         ({"lora": {"rank": 4}}, "`lora` has no key `rank`"),
+        (
+            {"freeze": ["model.nothing"]},
+            "no parameter is called `model.nothing`; there are model.embed_tokens",
+        ),
+        ({"freeze": ["*"]}, "the model has no parameter that is trained"),
         ({"lora": {"target": ["q_proj", "nothing"]}}, "`lora`: no module is called `nothing`; the linear"),
         ({"loss": "dop"}, "did you mean `dpo`"),
         ({"micro_batch": 1, "micro_batch_tokens": 8}, "exclude each other"),

@@ -27,19 +27,21 @@ CHOICE = {
     "tp 2": [Case("llama_tied", lora=True, logits_chunk_tokens=9)],
     "pp 2 x vpp 2": [Case("five layers", packed=True, micro_batch=1, split="cost")],
     "sequence 2": [Case("qwen3", lora=True)],
+    "hsdp 2 x 2": [Case("qwen3", frozen=True, micro_batch=1)],
     "ulysses 2 x cp 2": [Case("tied heads", packed=True, micro_batch_tokens=20)],
     "fsdp 2 x tp 2 x ep 2": [Case("qwen3_moe", lora=True, packed=True)],
 }
 """Each dim once, alone or with one that shares a part of its code."""
 FURTHER_CHOICE = {
     "dp 2": [Case("qwen3", lora=True), Case("llama_tied", micro_batch=1, share_prompts=True)],
-    "fsdp 2": [Case("qwen3_moe", lora="experts", micro_batch=3)],
-    "tp 2": [Case("qwen3", packed=True, micro_batch=3)],
+    "fsdp 2": [Case("qwen3_moe", lora="experts", micro_batch=3), Case("llama_tied", frozen=True)],
+    "tp 2": [Case("qwen3", packed=True, micro_batch=3), Case("llama", frozen=True)],
     "cp 2": [Case("qwen3", lora=True, logits_chunk_tokens=5), Case("sliding window", packed=True)],
     "ulysses 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "pp 2": [
         Case("llama_tied", packed=True, micro_batch=3),
         Case("qwen3", lora=True, pipeline="gpipe"),
+        Case("llama", frozen=True),
     ],
     "sequence 2": [Case("llama_tied", packed=True, micro_batch=3)],
     "hsdp 2 x 2": [Case("llama_tied", micro_batch=1, share_prompts=True)],

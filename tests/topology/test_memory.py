@@ -9,6 +9,7 @@ from meshctl.topology.memory import (
     Adapter,
     Parameter,
     RankBytes,
+    Selection,
     Split,
     Training,
     adapter_bytes,
@@ -51,6 +52,23 @@ def test_dtype_optimizer_and_frozen() -> None:
     assert rank_bytes(own, Split(), Training("bfloat16", "SGD")) == RankBytes(372, 372)
     assert rank_bytes(own, Split(), Training(is_trained=False)) == RankBytes(744)
     assert rank_bytes(own, Split(), Training(optimizer="my.Own")) == RankBytes(744, 744)
+
+
+def test_the_parts_that_are_trained() -> None:
+    own = [QUERY, NORM]
+    for selection, trained in (
+        (Selection(), 180 + 6),
+        (Selection(freeze=("model.norm",)), 180),
+        (Selection(freeze=("model.layers.[0-1]",)), 60 + 6),
+        (Selection(train=("model.layers.0",)), 60),
+        (Selection(train=("*.self_attn",), freeze=("model.layers.2.*",)), 120),
+    ):
+        found = rank_bytes(own, Split(), Training(selection=selection))
+        assert found == RankBytes(744, trained * 4, trained * 8)
+    assert Selection(("model.norm", "model.norms"), ("*.q_proj",)).unused(["model.norm.weight"]) == [
+        "model.norms",
+        "*.q_proj",
+    ]
 
 
 def test_a_checkpoint_has_each_trained_element_once() -> None:

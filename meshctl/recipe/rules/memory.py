@@ -29,6 +29,7 @@ from meshctl.topology.memory import (
     Move,
     Parameter,
     RankBytes,
+    Selection,
     Split,
     Training,
     UnknownBytes,
@@ -256,7 +257,13 @@ def _training(facts: Facts, component: Component) -> Training:
         options if isinstance(options, dict) else {},
         adapter,
         not component.frozen and any(one.method in endpoints for one in calls),
+        Selection(*(_patterns(facts, name, argument) for argument in ("freeze", "train"))),
     )
+
+
+def _patterns(facts: Facts, component: str, argument: str) -> tuple[str, ...]:
+    value = _value(facts, component, argument)
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
 
 
 def _parameters(facts: Facts, component: str, head: str) -> list[Parameter]:
