@@ -89,7 +89,7 @@ class JobTarget:
 
 
 def record_end(run: RunDir, code: int, reason: str) -> None:
-    """Writes the end of a run that has no head, in its place."""
+    """Writes the `over` event of a run whose head has ended without writing one."""
     journal = Journal(run.journal("launcher"))
     journal.write("over", code=code, reason=reason)
     journal.close()

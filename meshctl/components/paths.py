@@ -34,7 +34,8 @@ def tokens_of(number: int) -> Tensor:
 
 
 class Source(Component):
-    """Asks for samples. It states their number, because a step begins with all sources that may end."""
+    """Returns the numbers of its samples. It has a length, because a source without one may end in any step,
+    and each step would begin with a call of it."""
 
     def __len__(self) -> int:
         return 1 << 40

@@ -1,4 +1,7 @@
-"""The settings under `run:` of a recipe, which the plan contains, and the sources that end a run."""
+"""The settings under `run:` of a recipe, which the plan contains, and the sources that end a run.
+
+`recipe/fields.py` declares their keys.
+"""
 
 from __future__ import annotations
 

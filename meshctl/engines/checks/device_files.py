@@ -58,8 +58,9 @@ def devices_of_groups(plan: Plan, node: int = 0) -> Iterator[tuple[Group, list[s
 
 
 def own_and_missing(plan: Plan, node: int) -> tuple[list[Device], list[Device]]:
-    """Returns the devices of a node that the groups of a plan use, and those of them without a device file,
-    by their numbers over the cluster. Devices without a file name, such as UUIDs, count as there."""
+    """Returns the devices of a node that the groups of a plan use, and those of them that have no device
+    file. The numbers of devices are those of the whole cluster. A device that is named by a UUID has no file
+    name, and is taken to exist."""
     own, missing = list[Device](), list[Device]()
     rocm = any(group.device_type == "cuda" for group in plan.groups) and is_rocm()
     for group in plan.groups:

@@ -123,7 +123,8 @@ def steps_of(
     setup: Sequence[str],
     options: SlurmOptions,
 ) -> tuple[Step, ...]:
-    """Returns the steps that start all nodes of a plan."""
+    """Returns the job steps of Slurm, calls of `srun`, that start the node processes of a plan: one for each
+    set of equal nodes, and with `run.restarts` one for each node."""
     steps = list[Step]()
     for index, (alike, share) in enumerate(zip(node_sets(plan), shares, strict=True)):
         nodes = tuple(alike.numbers())

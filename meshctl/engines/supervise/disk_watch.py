@@ -62,7 +62,8 @@ class LauncherWatch(Watch):
 
     @classmethod
     def of(cls, attempt: Attempt, signals: Signals, handle: Handle) -> LauncherWatch:
-        """Begins to watch a run, after the engine has forked. A run that is debugged has no limit."""
+        """Starts the thread that watches the launcher of a run. It must be called after the engine has forked
+        its processes. A debugged run has no limit of time."""
         patience_s = 0.0 if attempt.start.debug else attempt.plan.run.patience
         watch = cls(attempt.run, signals, handle.kill, patience_s)
         if watch._is_main:
@@ -223,7 +224,7 @@ class RunFiles(Watch):
         return Cause(Priority.OWN, f"{problem}; then {cause.line}", log=cause.log) if problem else cause
 
     def problem(self) -> str:
-        """Returns why a file of the run cannot be written now; empty if one can."""
+        """Returns the reason why the run directory cannot be written now; empty if it can be written."""
         probe = self._run.path / PROBE
         try:
             probe.write_bytes(bytes(PROBE_BYTES))

@@ -195,8 +195,9 @@ def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters
 
 
 def extras_of(sources: Sources, declared: Declarations, args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the extras that a component with these declarations and arguments needs: its own, and those of
-    the modules of functions that an argument names, as a text or as the keys of a mapping."""
+    """Returns the extras of the distribution that a component needs: those that its class declares, and those
+    of the modules of the functions that its arguments name. An argument names one function by a text, or
+    several by the keys of a mapping."""
     extras = [*declared.extra]
     for argument, table in declared.shipped.choices.items():
         value = value_of(args, argument)

@@ -164,7 +164,7 @@ class Facts:
 
     @cached_property
     def classes(self) -> dict[str, Found]:
-        """Component -> result of following its `_target_`."""
+        """Component -> what its `_target_` is in the source code of its group."""
         components = self.recipe.components.items()
         return {
             name: self.group_code.find(component.group, component.target)

@@ -502,8 +502,9 @@ class DataPlane:
         return self._generations.get(self.context.group_of(job_rank), 0)
 
     def reopen(self, group: str, generation: int) -> None:
-        """Prepares for the next processes of a peer group: clears its loss, drops its connections and all
-        that its former processes sent, and refuses their generation. The transports then `connect` anew."""
+        """Prepares for the restarted processes of a peer group. The group no longer counts as lost, the
+        connections to it are closed, and the messages of its old processes are discarded. Later messages of
+        the old generation are rejected. The transports `connect` again afterwards."""
         if generation <= self._generations.get(group, 0):
             raise ValueError(f"generation {generation} of `{group}` is not newer than the current one")
         group_of, others = self.context.group_of, self._transport_to.keys() - {self.job_rank}
