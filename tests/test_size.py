@@ -14,12 +14,12 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 941,
-    "cli": 4804,
+    "cli": 4925,
     "components": 698,
-    "data": 2761,
+    "data": 2809,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5422,
+    "hf": 5516,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 82_748
-TESTS = 62_055
+TOTAL = 83_011
+TESTS = 62_215
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

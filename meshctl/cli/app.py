@@ -337,6 +337,24 @@ def report(
 
 
 @app.command()
+def export(
+    run: Run = "",
+    step: Annotated[int, option("Its checkpoint of this step. Default: the newest.", None, "--step")] = 0,
+    best: Annotated[bool, flag("Its best checkpoint, by `run.checkpoint.best`.", "--best")] = False,
+    to: Annotated[
+        str, option("Default: exports/step-N in the run.", sources.paths(), "--to", metavar="FOLDER")
+    ] = "",
+    adapter: Annotated[bool, flag("The adapter alone, in the format of peft.", "--adapter")] = False,
+    force: Annotated[bool, flag("Replace an existing folder.", "--force")] = False,
+    folder: Folder = RUNS,
+) -> None:
+    """Write the model of a checkpoint as a folder that transformers loads. The run needs no processes."""
+    from meshctl.cli.export import export
+
+    raise typer.Exit(export(run, folder, step, best, to, adapter, force))
+
+
+@app.command()
 def stop(
     run: Run = "",
     now: Annotated[bool, flag("End it at once, without a checkpoint.", "--now")] = False,

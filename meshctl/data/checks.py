@@ -10,7 +10,7 @@ CHATS = (("messages",), ("conversations",), ("prompt", "completion"), ("instruct
 """The columns of each form of a chat. The first form whose columns a row has is read."""
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv")
 SOURCE = Shipped(
-    ranges={"max_length": ">= 2", "holdout": ">= 0", "workers": ">= 0"},
+    ranges={"max_length": ">= 2", "holdout": ">= 0", "workers": ">= 0", "bad_rows_limit": ">= 0, whole"},
     excludes={"pack": ("keep",)},
     needs={"pack": ("max_length",), "held_out": ("holdout",)},
     choices={"over_length": "meshctl.data.examples.OVER_LENGTH"},
@@ -29,7 +29,12 @@ STREAM = Shipped(
     suffixes=SUFFIXES,
 )
 PROMPTS = Shipped(
-    ranges={"max_prompt_tokens": ">= 2", "holdout": ">= 0", "workers": ">= 0"},
+    ranges={
+        "max_prompt_tokens": ">= 2",
+        "holdout": ">= 0",
+        "workers": ">= 0",
+        "bad_rows_limit": ">= 0, whole",
+    },
     needs={"held_out": ("holdout",)},
     longest="max_prompt_tokens",
     has_tokenizer=True,

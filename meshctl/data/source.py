@@ -19,7 +19,7 @@ import torch
 from meshctl.argument_limits import check_arguments
 from meshctl.data.checks import PROMPTS, SOURCE
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, PromptsEncoder, TextEncoder
-from meshctl.data.errors import DataError, errors_at
+from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.mixtures import Mixture, parts_of
 from meshctl.data.prefetch import Prefetch, results
@@ -27,11 +27,16 @@ from meshctl.data.rows import Concatenated, Permutation, Rows, open_rows, split_
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
+from meshctl.text.english import counted
 from meshctl.topology.mesh import even_split
 
 log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 256
 """The number of rows whose lengths one call of a worker process computes."""
+BAD = -1
+"""The length of a row that cannot be used."""
+MAX_NAMED = 10
+"""The number of skipped rows that a message names."""
 
 
 class Part(NamedTuple):
@@ -60,6 +65,8 @@ class Source(Component):
         max_length: int | None = None,
         over_length: str = "error",
         pack: bool = False,
+        bad_rows: Literal["error", "skip"] = "error",
+        bad_rows_limit: int = 100,
         shuffle: bool = True,
         seed: int = 0,
         holdout: float = 0,
@@ -80,6 +87,8 @@ class Source(Component):
         max_length, over_length: the most tokens of a row, and what happens to longer ones: `error`,
             `truncate`, `drop`, or for plain text `split`.
         pack: whether to put several texts in one row of at most `max_length` tokens.
+        bad_rows, bad_rows_limit: what happens to rows that cannot be used: `error` or `skip`, and the most
+            rows that `skip` leaves out.
         shuffle, seed: whether each epoch has a random order, and the seed of these orders.
         holdout, held_out: the number or fraction of rows that are held out, and whether to read them.
         chat_template, template_args: a file with a chat template, and variables of the template.
@@ -103,7 +112,9 @@ class Source(Component):
         """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one
         sample."""
         self._packs: Sequence[Sequence[int]] | None = None
-        self._is_ready = not (pack or self._limit.changes_count(self._encode.learn))
+        self._most_skipped = bad_rows_limit if bad_rows == "skip" else None
+        counts = pack or bad_rows == "skip" or self._limit.changes_count(self._encode.learn)
+        self._is_ready = not counts
         """True if the samples are known, and need no lengths of rows."""
         self._orders: dict[int, tuple[int, Sequence[int]]] = {}
         """Part of the mixture -> its latest epoch, and the order of its samples in it."""
@@ -121,7 +132,9 @@ class Source(Component):
         for an unusable row."""
         if self._is_ready:
             return
-        lengths = list(enumerate(self._lengths()))
+        found = self._lengths()
+        self._check_bad([row for row, length in enumerate(found) if length == BAD])
+        lengths = list(enumerate(found))
         if (lost := [row for row, length in lengths if not length]) and self.rank == 0:
             log.warning(LEFT_OUT, len(lost), self._limit.size or "all", self._rows.place(lost[0]))
         packs: list[list[int]] = []
@@ -131,7 +144,7 @@ class Source(Component):
             own = [
                 Part(row, tokens)
                 for row, length in lengths[start:stop]
-                if length
+                if length > 0
                 for tokens in self._pieces(row, length)
             ]
             if not own:
@@ -140,9 +153,9 @@ class Source(Component):
             self._parts.extend(own)
             self._sizes[number] = len(own)
             if self._pack and self._limit.size is not None:
-                found = packed([len(part.tokens or ()) for part in own], self._limit.size)
-                packs.extend([first + index for index in pack] for pack in found)
-                self._sizes[number] = len(found)
+                rows = packed([len(part.tokens or ()) for part in own], self._limit.size)
+                packs.extend([first + index for index in row] for row in rows)
+                self._sizes[number] = len(rows)
         self._packs, self._is_ready = packs if self._pack else None, True
 
     def close(self) -> None:
@@ -212,8 +225,8 @@ class Source(Component):
     # The lengths of all rows
 
     def _lengths(self) -> list[int]:
-        """Returns the number of tokens of each row; 0 if it has no label. Each rank encodes its share of the
-        rows, and an all-reduce combines the results."""
+        """Returns the number of tokens of each row; 0 if it has no label, and `BAD` if it cannot be used and
+        is skipped. Each rank encodes its share of the rows, and an all-reduce combines the results."""
         count, peers = len(self._rows), self.collective("world")
         share = even_split(count, peers.size, peers.rank)
         lengths = torch.zeros(count, dtype=torch.int64, device=self.device)
@@ -223,10 +236,36 @@ class Source(Component):
 
     def _found_lengths(self, rows: range) -> Iterator[torch.Tensor]:
         def find(numbers: range) -> torch.Tensor:
-            examples = [self._example(row) for row in numbers]
-            return torch.tensor([length_of(one) * self._limit.keeps_labels(one) for one in examples])
+            return torch.tensor([self._length(row) for row in numbers])
 
         return results(find, _chunks(rows), self._workers)
+
+    def _length(self, row: int) -> int:
+        if self._most_skipped is not None and self._problem(row):
+            return BAD
+        example = self._example(row)
+        return length_of(example) * self._limit.keeps_labels(example)
+
+    def _problem(self, row: int) -> str:
+        """Returns why a row cannot be used, with its place; empty if it can be used."""
+        try:
+            self._pieces(row, length_of(self._example(row)))
+            for kept in self._kept:
+                self._kept_value(kept, row)
+        except RowError as error:
+            return str(error)
+        return ""
+
+    def _check_bad(self, bad: Sequence[int]) -> None:
+        """Logs the first rows that are skipped. Raises `DataError` if they are more than the limit."""
+        if not bad or self._most_skipped is None:
+            return
+        first = "; ".join(self._problem(row) for row in bad[:MAX_NAMED])
+        count = f"{counted(len(bad), 'row')} of {len(self._rows)} cannot be used"
+        if len(bad) > self._most_skipped:
+            raise DataError(f"{count}, and `bad_rows_limit` is {self._most_skipped}: {first}")
+        if self.rank == 0:
+            log.warning("%s and are skipped: %s", count, first)
 
 
 def _chunks(rows: range) -> list[range]:
@@ -299,6 +338,8 @@ class Prompts(Source):
         system: str = "",
         max_prompt_tokens: int | None = None,
         over_length: Literal["error", "drop"] = "error",
+        bad_rows: Literal["error", "skip"] = "error",
+        bad_rows_limit: int = 100,
         shuffle: bool = True,
         seed: int = 0,
         holdout: float = 0,
@@ -328,6 +369,8 @@ class Prompts(Source):
             keep=keep,
             max_length=max_prompt_tokens,
             over_length=over_length,
+            bad_rows=bad_rows,
+            bad_rows_limit=bad_rows_limit,
             shuffle=shuffle,
             seed=seed,
             holdout=holdout,

@@ -80,7 +80,7 @@ class Lora:
     def _saved(cls, name: str, given: Mapping[str, Any]) -> Lora:
         folder = local_folder(name, sys.path, os.environ, [CONFIG])
         if folder is None:
-            raise ModelError(f"`lora.from`: `{name}` is no folder of an adapter: it has no {CONFIG}")
+            raise ModelError(f"`lora.from`: `{name}` does not name an adapter: the folder has no {CONFIG}")
         try:
             values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             target, fused = values["target_modules"] or [], values.get("target_parameters") or ()

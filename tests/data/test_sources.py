@@ -122,6 +122,38 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
         Text(path, "byte", fields={"body": "text"})
 
 
+BROKEN = [
+    '{"messages": [',
+    json.dumps({"messages": []}),
+    json.dumps({"messages": [{"role": "user", "content": "?"}]}),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"pack": True, "max_length": 60}, {"keep": ["n"], "workers": 1}])
+def test_bad_rows_are_skipped_and_named(
+    tmp_path: Path, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [json.dumps(chat(n)) for n in range(6)]
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text("\n".join(lines))
+    bad.write_text("\n".join([*lines[:2], *BROKEN, *lines[2:]]))
+    expected, found = (
+        made(Chat(str(path), "byte", shuffle=False, bad_rows="skip", **options)) for path in (good, bad)
+    )
+    assert len(found) == len(expected)
+    everything = range(len(found))
+    for name in ("input_ids", "labels"):
+        assert rows_of(batch_of(found, everything), name) == rows_of(batch_of(expected, everything), name)
+    [warning] = caplog.messages
+    assert warning.startswith("3 rows of 9 cannot be used and are skipped: ")
+    assert all(f"bad.jsonl:{line}: " in warning for line in (3, 4, 5))
+    found.close()
+    with pytest.raises(
+        DataError, match=r"3 rows of 9 cannot be used, and `bad_rows_limit` is 2: .*bad\.jsonl:3"
+    ):
+        made(Chat(str(bad), "byte", bad_rows="skip", bad_rows_limit=2))
+
+
 USER, ANSWER = {"role": "user", "content": "1 and 2"}, {"role": "assistant", "content": "3"}
 FORMS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, ANSWER]}, "3"),

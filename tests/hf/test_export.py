@@ -175,7 +175,7 @@ def test_an_adapter_that_does_not_fit_is_named(
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ModelError, match=message):
         parity.made("llama", {}, lora={**lora, "from": str(tmp_path)}).setup()
-    with pytest.raises(ModelError, match="`no/where` is no folder of an adapter"):
+    with pytest.raises(ModelError, match="`no/where` does not name an adapter"):
         Model(MODELS["llama"], lora={"from": "no/where"})
 
 

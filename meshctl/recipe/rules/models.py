@@ -66,7 +66,7 @@ def adapter_fits(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         return
     values = adapter_config(node.value, facts.code.path)
     if values is None:
-        message = f"`{node.value}` is no folder of an adapter: it has no {ADAPTER}"
+        message = f"`{node.value}` does not name an adapter: the folder has no {ADAPTER}"
         help = f"searched in {listed(facts.code.own)}; an adapter of the hub is downloaded first: hf download"
         yield Diagnostic("MC475", message, node.span, help=help)
         return

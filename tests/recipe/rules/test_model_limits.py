@@ -145,7 +145,10 @@ def test_names(tmp_path: Path, args: str, target: str, message: str, help: str) 
             "model: {}, lora: {from: adapter, r: 4}",
             "`lora.r` of `trainer` is 4, and that of the adapter is 8",
         ),
-        ("model: {}, lora: {from: none}", "`none` is no folder of an adapter: it has no adapter_config.json"),
+        (
+            "model: {}, lora: {from: none}",
+            "`none` does not name an adapter: the folder has no adapter_config.json",
+        ),
         ("model: adapter", "`adapter` has an adapter, not a model"),
     ],
 )
