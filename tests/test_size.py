@@ -14,9 +14,9 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 941,
-    "cli": 4925,
+    "cli": 5007,
     "components": 698,
-    "data": 2809,
+    "data": 2902,
     "diagnostics": 268,
     "engines": 12498,
     "hf": 5516,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_011
-TESTS = 62_215
+TOTAL = 83_186
+TESTS = 62_313
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -160,6 +160,7 @@ def validate(
     ] = "",
     strict: Annotated[bool, flag("Treat warnings as errors.", "--strict")] = False,
     fix: Annotated[bool, flag("Apply corrections that are safe, and list them.", "--fix")] = False,
+    data: Annotated[bool, flag("Encode every row of ready-made sources, too.", "--data")] = False,
     color: Annotated[
         str,
         option("Colors: auto, always or never.", sources.words("auto", "always", "never"), metavar="WHEN"),
@@ -168,7 +169,7 @@ def validate(
     """Report all errors of recipes at once. Nothing is started or imported."""
     from meshctl.cli.validate import Options, validate
 
-    raise typer.Exit(validate(recipes, Options(format, strict, fix, color)))
+    raise typer.Exit(validate(recipes, Options(format, strict, fix, color, data)))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import inf, lcm
+from pathlib import Path
 
 from meshctl.data.errors import DataError
 
@@ -24,6 +25,13 @@ def parts_of(path: str | Sequence[str] | Mapping[str, float]) -> tuple[list[list
     if isinstance(path, Mapping):
         return [[name] for name in path], list(path.values())
     return [[path] if isinstance(path, str) else list(path)], [1.0]
+
+
+def part_names(paths: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the names of the parts in metrics: the names of their files without suffixes, or the whole
+    paths if two are equal."""
+    short = [Path(first).name.partition(".")[0] for first, *_ in paths]
+    return short if len(set(short)) == len(short) else [first for first, *_ in paths]
 
 
 class Mixture:

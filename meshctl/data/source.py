@@ -11,6 +11,7 @@ which nothing is left to learn are left out.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -21,7 +22,7 @@ from meshctl.data.checks import PROMPTS, SOURCE
 from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, PromptsEncoder, TextEncoder
 from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
-from meshctl.data.mixtures import Mixture, parts_of
+from meshctl.data.mixtures import Mixture, part_names, parts_of
 from meshctl.data.prefetch import Prefetch, results
 from meshctl.data.rows import Concatenated, Permutation, Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
@@ -102,7 +103,7 @@ class Source(Component):
         paths, shares = parts_of(path)
         opened = [Concatenated([self._open(one, split) for one in part]) for part in paths]
         parts = [split_off(rows, holdout, held_out=held_out) for rows in opened]
-        self._rows, self._mixture = Concatenated(parts), Mixture(shares)
+        self._rows, self._mixture, self._names = Concatenated(parts), Mixture(shares), part_names(paths)
         self._sizes = [len(rows) for rows in parts]
         """The number of rows of each part of the mixture, and in a run that of its samples of one epoch."""
         if keep and over_length == "split":
@@ -171,6 +172,10 @@ class Source(Component):
         """Returns the samples of these numbers. The numbers continue across epochs."""
         self.setup()
         columns = self._prefetch(samples)
+        if len(self._names) > 1 and samples:
+            counts = Counter(self._mixture[number][0] for number in samples)
+            shares = {f"share/{name}": counts[part] / len(samples) for part, name in enumerate(self._names)}
+            self.log(shares, len(samples))
         return Batch(columns, ids=torch.tensor(samples, dtype=torch.int64))
 
     # The columns of a sample
@@ -245,6 +250,10 @@ class Source(Component):
             return BAD
         example = self._example(row)
         return length_of(example) * self._limit.keeps_labels(example)
+
+    def problems(self) -> Iterator[str]:
+        """Yields for each row why it cannot be used, with its place, or an empty text."""
+        yield from map(self._problem, range(len(self._rows)))
 
     def _problem(self, row: int) -> str:
         """Returns why a row cannot be used, with its place; empty if it can be used."""

@@ -20,7 +20,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.data import tables
 from meshctl.data.checks import STREAM
 from meshctl.data.encoders import Encoder, Example
-from meshctl.data.errors import DataError, errors_at
+from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.prefetch import Prefetch
 from meshctl.data.rows import Permutation, Row, Rows, check_hub_name, files_of, open_rows, saved_folder
@@ -188,6 +188,29 @@ class Stream(Component):
             return sample.example
         [only] = self._parts(iter([(sample.place, sample.row)]))
         return only.example or {}
+
+    def problems(self) -> Iterator[str]:
+        """Yields for each row why it cannot be used, with its place, or an empty text."""
+        if not isinstance(self._rows, Shuffled):
+            yield from (self._problem(place, row) for place, row in self._rows.epoch(0))
+            return
+        for number in range(len(self._rows.rows)):
+            try:
+                row = self._rows.rows[number]
+            except RowError as error:
+                yield str(error)
+            else:
+                yield self._problem(self._rows.rows.place(number), row)
+
+    def _problem(self, place: str, row: Row) -> str:
+        try:
+            with errors_at(place):
+                self._limit.pieces(length_of(self._encode(row)))
+                for kept in self._kept:
+                    kept.value(row)
+        except RowError as error:
+            return str(error)
+        return ""
 
     def _kept_value(self, kept: Kept, sample: Sample) -> Any:
         with errors_at(sample.place):

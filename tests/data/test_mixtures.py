@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from meshctl.data import DataError, Text
-from meshctl.data.mixtures import Mixture
+from meshctl.data.mixtures import Mixture, part_names
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.integers(0, 10_000), st.integers(1, 500))
@@ -49,6 +49,8 @@ def test_a_mixture_of_files(tmp_path: Path, options: dict[str, object]) -> None:
     source = Text(path, "byte", seed=3, **options)  # type: ignore[arg-type]
     epochs = {letter: Text(one, "byte", seed=3, **options) for letter, one in zip("abc", path, strict=True)}  # type: ignore[arg-type]
     assert len(source) == sum(map(len, epochs.values()))
+    logged: list[dict[str, float]] = []
+    source.place.log = lambda values, weight: logged.append(dict(values))
     for start in (0, 1000):
         batch = source.next(range(start, start + 100))
         assert batch is not None
@@ -58,7 +60,13 @@ def test_a_mixture_of_files(tmp_path: Path, options: dict[str, object]) -> None:
             own = [row for row in rows if chr(row[0]) == letter]
             first = start * len(own) // 100
             expected = alone.next(range(first, first + len(own)))
+            assert logged[-1] == {"share/a": 0.5, "share/b": 0.3, "share/c": 0.2}
             assert expected is not None and own == [row.tolist() for row in expected["input_ids"].rows()]
+
+
+def test_the_names_of_parts_are_unique() -> None:
+    assert part_names([["a/x.jsonl.gz"], ["hub/chats"]]) == ["x", "chats"]
+    assert part_names([["a/x.jsonl"], ["b/x.jsonl"]]) == ["a/x.jsonl", "b/x.jsonl"]
 
 
 def test_a_list_of_files_is_one_part(tmp_path: Path) -> None:
