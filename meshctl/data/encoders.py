@@ -7,7 +7,7 @@ tokens. The first label is -100, because no position predicts the first token.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from meshctl.data.chats import Messages, Reader, json_list
@@ -47,6 +47,11 @@ class Encoder(ABC):
         self._tokenizer, self._fields = tokenizer, fields
         self.learn = learn or self.LEARN[0]
 
+    @property
+    def parts(self) -> Callable[[Row], Sequence[Row]] | None:
+        """The function that returns the samples of a row as rows; None if each row is one sample."""
+        return None
+
     @abstractmethod
     def __call__(self, row: Row) -> Example:
         """Returns the columns of a row. Raises `DataError` if the row lacks a key or has an unsuitable
@@ -69,13 +74,14 @@ class Encoder(ABC):
 class ChatEncoder(Encoder):
     """Reads a chat in one of the forms of `chats`, and the optional key `tools`."""
 
-    LEARN = ("assistant", "last", "all")
+    LEARN = ("assistant", "turns", "last", "all")
     FIELDS = (*dict.fromkeys(name for form in CHATS for name in form), "input", "system", "history", "tools")
 
     def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
         super().__init__(tokenizer, learn, fields)
         tokenizer.check_template()
         self._messages = Reader()
+        self._own_keys = {fields.get(name, name) for name in self.FIELDS}
 
     def __call__(self, row: Row) -> Example:
         chat, start = self._chat(row)
@@ -86,7 +92,7 @@ class ChatEncoder(Encoder):
             raise DataError(
                 "`learn: all` learns each message, and this row excludes some by `weight` or `train`"
             )
-        answers = answers[-1:] if self.learn == "last" else answers
+        answers = answers[-1:] if self.learn in ("last", "turns") else answers
         learned_ones = [number for number in answers if number not in chat.unlearned]
         if answers and not learned_ones:
             raise DataError("each message to learn has a `weight` of 0, so there is nothing to learn")
@@ -99,6 +105,21 @@ class ChatEncoder(Encoder):
                 "{% generation %} block is empty"
             )
         return {"input_ids": ids, "labels": labels(ids, learned)}
+
+    @property
+    def parts(self) -> Callable[[Row], Sequence[Row]] | None:
+        return self._turns_of if self.learn == "turns" else None
+
+    def _turns_of(self, row: Row) -> list[Row]:
+        """Returns a row for each message of the assistant that is learned: the chat up to this message, as it
+        was when the message was generated."""
+        chat, start = self._chat(row)
+        turns = [number for number in chat.answers(start) if number not in chat.unlearned]
+        rest = {key: value for key, value in row.items() if key not in self._own_keys}
+        if self._has(row, "tools"):
+            rest[self._fields.get("tools", "tools")] = self._tools(row)
+        name = self._fields.get("messages", "messages")
+        return [{**rest, name: chat[: number + 1]} for number in turns] or [row]
 
     def _chat(self, row: Row) -> tuple[Messages, int]:
         """Returns the messages of a row, and the number of the first one that may be learned."""

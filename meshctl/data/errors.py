@@ -25,5 +25,7 @@ def errors_at(place: str) -> Iterator[None]:
     """Converts a `DataError` to the `RowError` of the row at `place`."""
     try:
         yield
+    except RowError:
+        raise
     except DataError as error:
         raise RowError(place, str(error)) from None

@@ -18,14 +18,14 @@ import weakref
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, overload
 
 from meshctl.data import tables
-from meshctl.data.errors import DataError, RowError
+from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.hub_cache import DATASET_FILES, has_any, is_hub_name
 from meshctl.split_files import data_suffix, files_at
 
@@ -193,6 +193,34 @@ class Selected:
 
     def place(self, number: int) -> str:
         return self._rows.place(self._numbers[number])
+
+
+class Expanded:
+    """The parts of rows, each as a row: those of the first row, then those of the second, and so on."""
+
+    def __init__(self, rows: Rows, parts: Callable[[Row], Sequence[Row]]) -> None:
+        """Reads all rows and counts their parts. A row that cannot be read is one part, which raises the
+        error when it is read."""
+        self._rows, self._parts = rows, parts
+        self._index = [(row, part) for row in range(len(rows)) for part in range(self._count(row))]
+
+    def _count(self, row: int) -> int:
+        try:
+            return len(self._parts(self._rows[row]))
+        except DataError:
+            return 1
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, number: int) -> Row:
+        row, part = self._index[number]
+        with errors_at(self._rows.place(row)):
+            return self._parts(self._rows[row])[part]
+
+    def place(self, number: int) -> str:
+        row, part = self._index[number]
+        return f"{self._rows.place(row)}, turn {part + 1}"
 
 
 def open_rows(path: str, split: str) -> Rows:

@@ -24,7 +24,7 @@ from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.mixtures import Mixture, part_names, parts_of
 from meshctl.data.prefetch import Prefetch, results
-from meshctl.data.rows import Concatenated, Permutation, Rows, open_rows, split_off
+from meshctl.data.rows import Concatenated, Expanded, Permutation, Rows, open_rows, split_off
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.runtime.batch.batch import Batch, Column
 from meshctl.runtime.component import Component, endpoint
@@ -84,7 +84,8 @@ class Source(Component):
         split: the split of a saved dataset or of a dataset of the hub.
         fields: key that the source reads -> key of the rows, for keys that differ.
         keep: keys of the rows that become further columns.
-        learn: the tokens with a label: `assistant`, `last` (its last message) or `all`.
+        learn: the tokens with a label: `assistant`, `turns` (each message of the assistant as a sample of its
+            own, after the chat as it was before), `last` (the assistant's last message) or `all`.
         max_length, over_length: the most tokens of a row, and what happens to longer ones: `error`,
             `truncate`, `drop`, or for plain text `split`.
         pack: whether to put several texts in one row of at most `max_length` tokens.
@@ -102,7 +103,9 @@ class Source(Component):
         self._encode = self._encoder(loaded, learn, fields or {})
         paths, shares = parts_of(path)
         opened = [Concatenated([self._open(one, split) for one in part]) for part in paths]
-        parts = [split_off(rows, holdout, held_out=held_out) for rows in opened]
+        parts: list[Rows] = [split_off(rows, holdout, held_out=held_out) for rows in opened]
+        if expand := self._encode.parts:
+            parts = [Expanded(rows, expand) for rows in parts]
         self._rows, self._mixture, self._names = Concatenated(parts), Mixture(shares), part_names(paths)
         self._sizes = [len(rows) for rows in parts]
         """The number of rows of each part of the mixture, and in a run that of its samples of one epoch."""

@@ -151,13 +151,23 @@ class Stream(Component):
 
     def _all_samples(self) -> Iterator[Sample]:
         for epoch in count() if self._repeat else range(1):
-            rows, is_empty = self._rows.epoch(epoch), True
+            rows, is_empty = self._expanded(self._rows.epoch(epoch)), True
             samples = (Sample(place, row) for place, row in rows)
             for sample in self._encoded(rows) if self._is_counted else samples:
                 yield sample
                 is_empty = False
             if is_empty:
                 raise DataError(f"no row of at most {self._limit.size} tokens is left")
+
+    def _expanded(self, rows: Iterator[tuple[str, Row]]) -> Iterator[tuple[str, Row]]:
+        """Yields the samples of rows that have several, each with its place."""
+        if (parts := self._encode.parts) is None:
+            yield from rows
+            return
+        for place, row in rows:
+            with errors_at(place):
+                found = parts(row)
+            yield from ((f"{place}, turn {number}", part) for number, part in enumerate(found, 1))
 
     def _encoded(self, rows: Iterator[tuple[str, Row]]) -> Iterator[Sample]:
         parts = self._parts(rows)

@@ -173,8 +173,8 @@ class Tokenizer:
             if not (text.startswith(before) and text.startswith(through)):
                 raise ChatError(
                     f"the chat template of `{self.name}` renders message {number} differently once "
-                    "others follow it, so its tokens cannot be found: use a template with "
-                    "{% generation %}, or `learn: last`"
+                    "others follow it, so its tokens cannot be found: write `learn: turns`, which makes a "
+                    "sample of each turn, or `learn: last`"
                 )
             spans.append((len(before), len(through)))
         return spans

@@ -62,7 +62,7 @@ SAMPLER = Shipped(
     },
     has_tokenizer=True,
     has_models_tokenizer=True,
-    choices={"dtype": "meshctl.hf.options.DTYPES"},
+    choices={"dtype": "meshctl.hf.options.DTYPES", "lora": "meshctl.hf.peft_api.KEYS"},
     trained_by=(),
     samples=True,
 )

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from meshctl.argument_limits import check_arguments
 from meshctl.data.samplers import Answer, AnswerSampler, PromptLimits
 from meshctl.dataclass import dataclass
-from meshctl.hf import transformers_api, weights
+from meshctl.hf import peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.checks import SAMPLER
 from meshctl.hf.options import ModelError, dtype_of
+from meshctl.hf.peft_api import Lora
 from meshctl.hf.texts import as_column, texts_of
 from meshctl.hf.transformers_api import CachedForward, DiskFormat, check_cache, padded_left
 from meshctl.hf.weights import load_stored, stored_weights
@@ -59,6 +60,7 @@ class Sampler(AnswerSampler):
         dtype: str = "float32",
         attention: str | None = None,
         experts: str | None = None,
+        lora: Mapping[str, Any] | None = None,
         group_size: int = 1,
         temperature: float = 1.0,
         top_p: float = 1.0,
@@ -76,6 +78,7 @@ class Sampler(AnswerSampler):
         config: values that replace those of the model's config.
         dtype: the dtype of the weights.
         attention, experts: the names of the implementations of attention and of experts in transformers.
+        lora: the adapter of the model whose weights a sync sends to `load_adapter`, as in `hf.Model`.
         group_size: the number of answers to each prompt.
         temperature: the divisor of the logits. With 0, the most likely token is taken.
         top_p, top_k: the least sum of the probabilities, and the number, of the most likely tokens that can
@@ -91,7 +94,7 @@ class Sampler(AnswerSampler):
             raise ModelError("`tokenizer` is needed with a model of config values")
         self.sampling = Sampling(temperature, top_k, top_p)
         self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
-        self.attention, self.experts = attention, experts
+        self.attention, self.experts, self.lora = attention, experts, Lora.of(lora) if lora else None
         self.tokenizer_name = tokenizer or str(model)
         self.max_new_tokens, self.group_size = max_new_tokens, group_size
         self.stop_tokens = [one for one in stop if not isinstance(one, str)]
@@ -113,6 +116,7 @@ class Sampler(AnswerSampler):
                 dtype=self.dtype,
                 attention=self.attention,
                 experts=self.experts,
+                lora=self.lora,
                 seed=self.seed,
                 device=self.device,
             )
@@ -179,7 +183,17 @@ class Sampler(AnswerSampler):
 
     @cached_property
     def _stored_names(self) -> frozenset[str]:
-        return frozenset(name for name, _ in stored_weights(self._disk, weights.held(self.module).items()))
+        return frozenset(name for name, _ in stored_weights(self._disk, self._base().items()))
+
+    def _base(self) -> dict[str, Tensor]:
+        """Returns the weights of the model without those of its adapter, by their names in memory."""
+        held = weights.held(self.module).items()
+        return {peft_api.plain_name(name): one for name, one in held if not peft_api.is_adapter(name)}
+
+    def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the tensors of `stream` into the adapter, as `hf.Model.adapter` yields them. Raises
+        `ModelError` for an unknown name or another shape."""
+        weights.copy_named(dict(weights.adapter_of(self.module)), stream)
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copies the tensors of `stream` into the weights. The names are those of the model's files, as
@@ -192,7 +206,7 @@ class Sampler(AnswerSampler):
                 arrived.add(name)
                 yield name, tensor
 
-        load_stored(self._disk, weights.held(self.module), named())
+        load_stored(self._disk, self._base(), named())
         if missing := sorted(self._stored_names - arrived):
             raise ModelError(
                 f"the sync does not send `{missing[0]}`"

@@ -127,6 +127,22 @@ def class_of(config: Any, head: str) -> Any:
         raise ModelError(f"transformers has no class of a `{kind}` model with the head `{head}`") from None
 
 
+def check_usable(config: Any, head: str, attention: str | None) -> None:
+    """Raises `ModelError` for a model whose tokens see those after them, a head without scores of tokens, and
+    an implementation of attention that does not exist or whose package is missing."""
+    kind = getattr(config, "model_type", "")
+    class_of(config, head)
+    if getattr(config, "is_decoder", None) is False:
+        help = "a decoder needs `config: {is_decoder: true}`"
+        raise ModelError(f"a `{kind}` model is an encoder, in which each token sees those after it: {help}")
+    try:
+        found = outline(config, head, attn_implementation=attention) if attention or head == "score" else None
+    except (ImportError, ValueError) as error:
+        raise ModelError(f"`attention: {attention}`: {_first_line(error)}") from None
+    if head == "score" and not isinstance(getattr(found, "score", None), nn.Module):
+        raise ModelError(f"a `{kind}` model has no head with a score of each token")
+
+
 def initialize(model: nn.Module, module: nn.Module) -> None:
     """Initializes the tensors that `module` itself holds, in place, as the model that contains it does."""
     model._init_weights(module)  # type: ignore[operator]

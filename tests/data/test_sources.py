@@ -232,6 +232,40 @@ def test_a_chat_that_cannot_be_read_is_named(tmp_path: Path, row: dict[str, Any]
         source.next(range(1))
 
 
+THINKING = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("kind", [Chat, ChatStream])
+def test_each_turn_is_learned_as_it_was_generated(tmp_path: Path, kind: Any) -> None:
+    """The template drops what the assistant thought before, as those of thinking models do."""
+    (tmp_path / "thinking.jinja").write_text(THINKING)
+    ask, one, two = (
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "1"},
+        {**ANSWER, "content": "2"},
+    )
+    rows = [
+        {"messages": [ask, one, ask, two], "n": 7},
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "3"}], "n": 8},
+        {"messages": [ask, {**one, "weight": 0}, ask, two], "n": 9},
+    ]
+    path, template = write(tmp_path / "chats.jsonl", rows), str(tmp_path / "thinking.jinja")
+    source = kind(path, "byte", shuffle=False, learn="turns", chat_template=template, keep=["n"])
+    batch = source.next(range(4))
+    texts = [bytes(id for id in ids if id < 256).decode() for ids in rows_of(batch, "input_ids")]
+    first, second = "user\n?\nassistant\n1\n", "user\n?\nassistant\n...\nuser\n?\nassistant\n2\n"
+    assert texts == [first, second, first.replace("1", "3"), second]
+    learned = [bytes(label for label in labels if 0 <= label < 256) for labels in rows_of(batch, "labels")]
+    assert learned == [b"1\n", b"2\n", b"3\n", b"2\n"] and batch["n"].tolist() == [7, 7, 8, 9]
+    refused = kind(path, "byte", shuffle=False, chat_template=template)
+    with pytest.raises(DataError, match=r"renders message 1 differently .* write `learn: turns`"):
+        refused.next(range(1))
+
+
 def test_tools_as_json_text_and_unknown_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tools.jinja").write_text(TOOLS)
     call = {"function": {"name": "clock", "arguments": {"zone": "CET"}}}
@@ -458,7 +492,7 @@ def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
         (Text, {"pack": True}, "`pack` needs `max_length`"),
         (Text, {"max_length": 1}, "`max_length` is 1; it must be at least 2"),
         (Pairs, {"pack": True, "max_length": 9}, "pairs are not packed"),
-        (Chat, {"learn": "user"}, "`learn: user` is not one of assistant, last, all"),
+        (Chat, {"learn": "user"}, "`learn: user` is not one of assistant, turns, last, all"),
         (Text, {"pack": True, "max_length": 9, "keep": ["n"]}, "`pack` and `keep` exclude each other"),
         (Text, {"over_length": "split", "keep": ["n"]}, "`keep` needs one sample for each row"),
         (Text, {"keep": ["nothing"]}, "the row has no `nothing`, which `keep` names"),

@@ -296,6 +296,20 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"model": {"hidden_size": 8}}, "the config of the model cannot be read: it has no `model_type`"),
         ({"model": {"model_type": "qwen3", "hidden_size": "x"}}, "the config of the model cannot be read"),
         ({"head": "tail"}, "`head` is lm or score"),
+        ({"model": {"model_type": "vit"}}, "transformers has no class of a `vit` model with the head `lm`"),
+        (
+            {"model": {"model_type": "mamba"}, "head": "score"},
+            "no class of a `mamba` model with the head `score`",
+        ),
+        (
+            {"model": {"model_type": "xlm-roberta"}},
+            "`xlm-roberta` model is an encoder, in which each token sees",
+        ),
+        (
+            {"attention": "flash_attention_2"},
+            "`attention: flash_attention_2`: FlashAttention2 has been toggled on",
+        ),
+        ({"attention": "sage"}, "`attention: sage`: Specified `attn_implementation"),
         ({"dtype": "int64"}, "`int64` is not a floating-point dtype"),
         ({"compute_dtype": "float16"}, "`compute_dtype` is bfloat16"),
         ({"lora": {"rank": 4}}, "`lora` has no key `rank`"),

@@ -63,6 +63,29 @@ def logprobs(actor: Model, batch: Batch, temperature: float = 1.0) -> Tensor:
     return torch.cat(label_logprobs(actor.module.eval(), batch, temperature))
 
 
+def test_an_adapter_is_sent_alone() -> None:
+    lora = {"r": 4, "alpha": 8}
+    actor, made = Model(CONFIG, dtype="float64", lora=lora), sampler(lora=lora)
+    for name, tensor in actor.module.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(tensor, std=0.3)
+    before = made.sample(prompts())
+    made.load_weights(Model(CONFIG, dtype="float64").weights())
+    made.load_adapter(actor.adapter())
+    batch = made.sample(prompts())
+    assert rows_of(before) != rows_of(batch)
+    found = torch.cat(
+        [
+            row[label != -100]
+            for row, label in zip(batch["sampled_logprobs"].rows(), batch["labels"].rows(), strict=True)
+        ]
+    )
+    expected = logprobs(actor, batch)
+    torch.testing.assert_close(found, expected[expected != 0], rtol=0, atol=1e-10)
+    with pytest.raises(ModelError, match="is sent to the model, which has no such parameter"):
+        sampler().load_adapter(actor.adapter())
+
+
 # Columns
 
 

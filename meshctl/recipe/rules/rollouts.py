@@ -24,9 +24,11 @@ from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.arguments import given_names, wrong_type
-from meshctl.recipe.rules.facts import Facts, texts_listed_by
+from meshctl.recipe.rules.facts import ALL_LINEAR, Facts, texts_listed_by
 from meshctl.text.english import did_you_mean, listed
 
+ADAPTER_DEFAULTS = {"r": 8, "alpha": 16, "target": ALL_LINEAR}
+"""The options of an adapter that determine its weights, with their defaults."""
 GROUP = "group_index"
 """The input of an advantage that compares the answers to one prompt."""
 
@@ -42,7 +44,8 @@ def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         tree, model = facts.config_values(name), facts.models[name]
         kind = tree.get("model_type") if tree else None
         known = {size: (number, model.spans[size]) for size, number in model.sizes.items() if number}
-        sides.append({"model_type": (kind.value, kind.span), **known} if kind else {**known})
+        adapter = _adapter(facts, name) if stage.method == "adapter" else ()
+        sides.append({**({"model_type": (kind.value, kind.span)} if kind else {}), **known, **dict(adapter)})
     one, other = sides
     shared = [name for name in one if name in other and name not in (POSITIONS, "sequence_length")]
     if differing := [name for name in shared if one[name][0] != other[name][0]]:
@@ -52,6 +55,19 @@ def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         seconds = tuple(span.with_word(f"`{name}`: {value}") for (value, span), name in first)
         help = "a sync needs the same model on both sides: name it once, in `vars`"
         yield Diagnostic("MC454", message, facts.value("pipeline", stage.name, "to"), seconds, help)
+
+
+def _adapter(facts: Facts, component: str) -> Iterator[tuple[str, tuple[object, Span]]]:
+    """Yields the options of a component's adapter that must be equal in both components of a sync, each as
+    (name, (value, place))."""
+    lora, declared = facts.argument(component, ("args", "lora")), facts.declares(component)
+    if lora is not None and "from" not in dict(lora.items()):
+        for key, default in ADAPTER_DEFAULTS.items():
+            node = lora.get(key)
+            yield f"lora.{key}", (default, lora.span) if node is None else (plain(node), node.span)
+    elif declared.shipped.choices.get("lora") and not facts.node("components", component, "args", "lora"):
+        span = facts.value("components", component)
+        yield from ((f"lora.{key}", ("none", span)) for key in ADAPTER_DEFAULTS)
 
 
 def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:

@@ -78,6 +78,30 @@ def test_a_sync_needs_equal_models(tmp_path: Path, own: str, what: str, value: s
 
 
 @pytest.mark.parametrize(
+    ("sampling", "args", "what"),
+    [
+        ("lora: {r: 4}", "lora: {r: 4, alpha: 16}", ""),
+        ("lora: {r: 4}", "lora: {r: 8, target: [q_proj]}", "lora.r (8 and 4) and lora.target (['q_proj'] and all-linear)"),
+        ("top_k: 0", "lora: {r: 4}", "lora.r (4 and none), lora.alpha (16 and none) and lora.target (all-linear and none)"),
+        ("lora: {from: here}", "lora: {r: 4}", ""),
+    ],
+)  # fmt: skip
+def test_a_sync_of_an_adapter_needs_equal_adapters(
+    tmp_path: Path, sampling: str, args: str, what: str
+) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    recipe = RECIPE.replace(
+        "{{sync: actor, to: sampler}}", "{{sync: actor.adapter, to: sampler.load_adapter}}"
+    )
+    own = '"${vars.model}"'
+    recipe = recipe.format(sampling=sampling, args=f"loss: rloo, {args}", own=own, sampler="hf", model=MODEL)
+    found = [one for one in facts.reported(tmp_path, recipe, mine=MINE) if one.code == "MC454"]
+    assert [one.message for one in found] == [f"`actor` and `sampler` have different models: {what}"] * bool(
+        what
+    )
+
+
+@pytest.mark.parametrize(
     ("sampling", "args", "advantage"),
     [
         ("group_size: 1", "loss: grpo", "grpo"),
