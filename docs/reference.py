@@ -17,7 +17,7 @@ from docs import combinations
 from meshctl.recipe import engine_fields, fields, jobset_fields
 from meshctl.recipe.field_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
-from tests.hf import layouts
+from tests.hf import families, layouts
 
 FILES = [
     Path(__file__).with_name(name)
@@ -107,6 +107,7 @@ def filled(text: str) -> str:
     tables["faults"] = faults()
     declared = combinations.declared()
     tables["pairs of dims"] = combinations.pairs(layouts.ALL, layouts.CARVED, declared)
+    tables["families"] = of_families()
     tables["exclusions"] = combinations.exclusions(declared)
     for name, content in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -115,6 +116,16 @@ def filled(text: str) -> str:
         if found:
             text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
     return text
+
+
+def of_families() -> str:
+    """Returns the table of families and layouts."""
+    names = [*families.LAYOUTS]
+    rows = [f"| family | `model_type` | {' | '.join(names)} |", f"| --- | --- |{' --- |' * len(names)}"]
+    for family, config in families.FAMILIES.items():
+        cells = [families.cell(family, name) for name in names]
+        rows.append(f"| {family} | `{config['model_type']}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

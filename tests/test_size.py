@@ -19,11 +19,11 @@ ROOMS = {
     "data": 2966,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5547,
+    "hf": 5572,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
-    "recipe": 16345,
+    "recipe": 16382,
     "rewards": 922,
     "run": 3845,
     "runtime": 15634,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_297
-TESTS = 62_408
+TOTAL = 83_359
+TESTS = 62_651
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -90,7 +90,7 @@ def build(wanted: Build) -> nn.Module:
         names = [name for name, _ in transformers_api.outline(config, wanted.head).named_parameters()]
         for pattern in wanted.selection.unused(names):
             raise ModelError(f"no parameter is called `{pattern}`; there are {', '.join(names[:3])}, ...")
-    transformers_api.check_usable(config, wanted.head, wanted.attention)
+    transformers_api.check_usable(config, wanted.head, wanted.attention, wanted.sizes)
     _check_changes(config, transformers_api.read_config(named, wanted.head, {}), wanted.config)
     if isinstance(named, str):
         model = _loaded(named, config, wanted)

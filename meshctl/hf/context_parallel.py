@@ -190,8 +190,9 @@ class ContextParallel:
         key, value = (one.repeat_interleave(for_ranks, 1) for one in (key, value))
         query, key, value = (self._exchanged(one, split=1, joined=2) for one in (query, key, value))
         if self._cp.size > 1:
-            by_token = torch.stack([key, value]).movedim(3, 0).contiguous()
-            key, value = self._cp.differentiable.all_gather(by_token).movedim(0, 3)
+            by_token = torch.cat([key, value], -1).movedim(2, 0).contiguous()
+            gathered: Tensor = self._cp.differentiable.all_gather(by_token).movedim(0, 2)
+            key, value = torch.split(gathered, [key.shape[-1], value.shape[-1]], -1)
         times = query.shape[1] // key.shape[1]
         key, value = (one.repeat_interleave(times, 1) for one in (key, value))
         found = nn.functional.scaled_dot_product_attention(

@@ -117,7 +117,7 @@ def inject(model: Any, lora: Lora) -> None:
     to an FSDP model are not reduced over ranks: such adapters train wrongly without an error. Raises
     `ModelError` if peft cannot adapt a target.
     """
-    target = linear_names(model) if lora.target == LINEAR else lora.target
+    target = linear_targets(model) if lora.target == LINEAR else lora.target
     fused: list[str] = []
     if not isinstance(target, str):  # a string is a regular expression of peft
         _check_targets(model, target)
@@ -171,10 +171,27 @@ def _exact_names(config: Any) -> Iterator[None]:
 
 def linear_names(model: Any) -> list[str]:
     """Returns the last parts of the names of all linear layers except the head, sorted and without
-    duplicates. The fused weights of experts are not linear layers."""
+    duplicates. Neither the fused weights of experts nor routers that return several values are linear
+    layers."""
     heads = (model.get_output_embeddings(), getattr(model, "score", None))
-    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear) and one not in heads]
+    linear = [
+        name
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Linear) and one not in heads and type(one).forward is nn.Linear.forward
+    ]
     return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def linear_targets(model: Any) -> list[str]:
+    """Returns the targets of `all-linear`: `linear_names`, or the whole names where a fused weight of experts
+    has the same last part."""
+    fused = fused_names(model)
+    shared = {name for name in linear_names(model) if _named(name, fused)}
+    modules = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+    return [
+        *(name for name in linear_names(model) if name not in shared),
+        *(name for name in modules if name.rpartition(".")[2] in shared),
+    ]
 
 
 def fused_names(model: nn.Module) -> list[str]:

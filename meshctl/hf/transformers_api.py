@@ -47,6 +47,7 @@ from transformers.utils import logging
 
 from meshctl.hf import sequence_parallel
 from meshctl.hf.options import ModelError, Sizes
+from meshctl.recipe.code.transformers_plans import UNUSABLE
 from meshctl.text.english import nearest
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
@@ -127,14 +128,18 @@ def class_of(config: Any, head: str) -> Any:
         raise ModelError(f"transformers has no class of a `{kind}` model with the head `{head}`") from None
 
 
-def check_usable(config: Any, head: str, attention: str | None) -> None:
-    """Raises `ModelError` for a model whose tokens see those after them, a head without scores of tokens, and
-    an implementation of attention that does not exist or whose package is missing."""
+def check_usable(config: Any, head: str, attention: str | None, sizes: Sizes) -> None:
+    """Raises `ModelError` for a model whose tokens see those after them, a head without scores of tokens, a
+    dim that the architecture excludes, and an implementation of attention that does not exist or whose
+    package is missing."""
     kind = getattr(config, "model_type", "")
     class_of(config, head)
     if getattr(config, "is_decoder", None) is False:
         help = "a decoder needs `config: {is_decoder: true}`"
         raise ModelError(f"a `{kind}` model is an encoder, in which each token sees those after it: {help}")
+    for dim, why in UNUSABLE.get(kind, {}).items():
+        if getattr(sizes, dim) > 1 or (dim == "cp" and sizes.ulysses > 1):
+            raise ModelError(f"a `{kind}` model cannot be trained on {dim}: {why}; use fsdp")
     try:
         found = outline(config, head, attn_implementation=attention) if attention or head == "score" else None
     except (ImportError, ValueError) as error:
@@ -287,6 +292,8 @@ def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:
         apply_expert_parallelism(model, mesh["ep"], mesh["tp"], plan)
     except ValueError as error:
         raise ModelError(_first_line(error)) from error
+    if not any(getattr(module, "_is_expert_parallel", False) for module in model.modules()):
+        raise ModelError(f"`{type(model).__name__}` has no experts, which ep divides: leave out `ep_size`")
 
 
 def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torch.dtype | None) -> None:

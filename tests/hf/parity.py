@@ -146,7 +146,7 @@ class Case:
 
     @property
     def experts(self) -> str | None:
-        return "eager" if "num_experts_per_tok" in ALL[self.model] else None
+        return "eager" if {"num_experts_per_tok", "top_k_experts"} & ALL[self.model].keys() else None
 
     @property
     def lora_arguments(self) -> dict[str, Any] | None:
@@ -253,7 +253,8 @@ def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
         # The gradient of the sum is divided, not the loss: norms round to float32 in all architectures here,
         # and a factor that is no power of 2 would change what is rounded.
         for one in trained:
-            one.grad /= count
+            if one.grad is not None:  # an indexer of tokens has none
+                one.grad /= count
         found.norms.append(float(torch.nn.utils.clip_grad_norm_(trained, CLIP)))
         found.losses.append(total / count)
         optimizer.step()

@@ -42,8 +42,25 @@ Plan = Mapping[str, object]
 """Module -> the style in which it is split: `layers.*.mlp.up_proj` -> `colwise`."""
 
 
+UNUSABLE: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v4": {"pp": "it changes the hidden states between its layers"},
+    "gemma4_text": {"ep": "its plan divides experts without a dispatch of tokens"},
+    "glm_moe_dsa": {
+        "cp": "its indexer selects among all tokens of a text",
+        "pp": "its layers pass the selected tokens on",
+    },
+    "llama4_text": {"tp": "its layers add to the sum over tp ranks in place, which torch refuses"},
+}
+"""Architecture -> dim -> why the dim cannot be used for training, although transformers has a plan. `cp`
+stands for ulysses, too."""
+OF_PLANS = {"base_model_tp_plan": "tp", "base_model_ep_plan": "ep", "base_model_pp_plan": "pp"}
+
+
 def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Unread:
-    """Returns a plan of the installed transformers, which is empty if there is none, or why it is unknown."""
+    """Returns a plan of the installed transformers, which is empty if there is none that can be used, or why
+    it is unknown."""
+    if OF_PLANS.get(name) in UNUSABLE.get(model_type, ()):
+        return {}
     for module in _modules(sources, model_type, "configuration"):
         if isinstance(module, Unread):
             return module
@@ -126,6 +143,8 @@ TWO_SIDED = "create_bidirectional"
 MASK_ARGUMENTS = {"config", "attention_mask"}
 """Arguments by which a call is known to make a mask."""
 POSITIONS = "position_ids"
+SINKS = "s_aux"
+"""The argument of attention functions with the sinks, which change the scores of all tokens."""
 ATTENTION_LAYERS = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 """The `layer_types` of a config that are layers without a state."""
 
@@ -136,7 +155,9 @@ def is_divisible(sources: Sources, model_type: str, layers: object = None) -> bo
     module = _modeling(sources, model_type)
     if isinstance(module, Unread):
         return module
-    return any(_states(module, REPLACEABLE)) and not _has_state(module, layers)
+    is_usable = "cp" not in UNUSABLE.get(model_type, ())
+    is_replaceable = is_usable and any(_states(module, REPLACEABLE)) and not _adds_sinks(module)
+    return is_replaceable and not _has_state(module, layers)
 
 
 def has_state(sources: Sources, model_type: str, layers: object = None) -> bool | Unread:
@@ -164,6 +185,12 @@ def _has_state(module: Module, layers: object) -> bool:
     if isinstance(layers, list) and layers and ATTENTION_LAYERS.issuperset(map(str, layers)):
         return False
     return RECURRENT_MASK in module.names or any(_states(module, STATEFUL))
+
+
+def _adds_sinks(module: Module) -> bool:
+    """Returns whether a module passes learned sinks to its attention."""
+    calls = (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    return any(one.arg == SINKS for call in calls for one in call.keywords)
 
 
 def _states(module: Module, attribute: str) -> Iterator[bool]:

@@ -6,6 +6,7 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property, reduce
@@ -535,7 +536,8 @@ class TpPlan:
         from meshctl.recipe.code.architectures import fused_weights, linear_layers
 
         plan = {} if isinstance(self.plan, Unread) else self.plan
-        modules = {layer: layer for layer in linear_layers(self.model_type)}
+        known = linear_layers(self.model_type) or [*_split_layers(plan)]
+        modules = {layer: layer for layer in known}
         if targets is not None:
             modules |= {weight: weight.rpartition(".")[0] for weight in fused_weights(self.model_type)}
         named = {layer: plan.get(f"layers.*.{module}") for layer, module in modules.items()}
@@ -546,6 +548,14 @@ class TpPlan:
             and style not in styles
             and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
         }
+
+
+def _split_layers(plan: Mapping[str, object]) -> Iterator[str]:
+    """Yields the linear layers of a layer that a plan for tp splits, without experts."""
+    for key, style in plan.items():
+        layer = key.removeprefix("layers.*.")
+        if layer != key and "experts" not in layer and re.search("colwise|rowwise|mla_", str(style)):
+            yield layer
 
 
 def named_by(facts: Facts, component: str, path: KeyPath) -> Node | None:

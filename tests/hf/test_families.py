@@ -1,0 +1,106 @@
+"""The families of 2026: each layout equals one process, or `validate` refuses it and names one that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from meshctl.recipe.load import load
+from tests.hf import parity
+from tests.hf.families import EQUAL, FAMILIES, LAYOUTS, ROUNDING, cell
+from tests.hf.parity import EXACT, ROUNDED, Case, Gate
+from tests.hf.random_layouts import arguments_of
+from tests.hf.test_parity import verdicts
+from tests.runtime import worlds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Iterator[None]:
+    parity.ALL.update(FAMILIES)
+    yield
+    for name in FAMILIES:
+        del parity.ALL[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A family on a layout."""
+
+    family: str
+    layout: str
+    ranks: int = 2
+
+    @property
+    def case(self) -> Case:
+        return Case(self.family, **LAYOUTS[self.layout][1])
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return LAYOUTS[self.layout][0]
+
+    @property
+    def gate(self) -> Gate:
+        return ROUNDED if self.family in ROUNDING else EXACT
+
+
+CELLS = [Cell(family, layout) for family in FAMILIES for layout in LAYOUTS]
+SAME = [one for one in CELLS if cell(one.family, one.layout) == EQUAL]
+
+
+def diagonal() -> list[Cell]:
+    """Returns a cell of each family, of different layouts."""
+    found, layouts = [], [*LAYOUTS]
+    for number, family in enumerate(FAMILIES):
+        turned = layouts[number % len(layouts) :] + layouts[: number % len(layouts)]
+        found.append(
+            next(one for name in turned for one in SAME if (one.family, one.layout) == (family, name))
+        )
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_cannot_be_equal_is_refused_with_a_remedy(family: str, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    for layout, (sizes, _) in LAYOUTS.items():
+        case = Cell(family, layout).case
+        texts = {"path": "texts.jsonl", "tokenizer": "byte", "max_length": 32, "pack": case.packed}
+        actor = {"parallel": parity.keys_of(sizes), "args": arguments_of(case)}
+        recipe = {
+            "groups": {"train": {"ranks": 2, "device_type": "cpu"}},
+            "components": {
+                "texts": {"_target_": "meshctl.data.Text", "group": "train", "args": texts},
+                "actor": {"_target_": "meshctl.hf.Model", "group": "train", **actor},
+            },
+            "pipeline": {
+                "batch": {"call": "texts.next", "samples": 8},
+                "metrics": {"call": "actor.update", "in": "batch"},
+            },
+            "run": {"steps": 2},
+        }
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        found = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
+        errors = [one for one in found if one.severity == "error"]
+        expected = cell(family, layout)
+        assert [one.code for one in errors] == [expected] * (expected != EQUAL), (layout, errors)
+        assert all(one.help for one in errors)
+
+
+def test_a_diagonal_equals_one_process() -> None:
+    check(diagonal())
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_layouts_equal_one_process(family: str) -> None:
+    check([one for one in SAME if one.family == family])
+
+
+def check(cells: list[Cell]) -> None:
+    found = verdicts(tuple(cells))
+    assert {f"{one.family} {one.layout}": text for one, text in found.items() if text != worlds.PASSED} == {}
