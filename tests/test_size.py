@@ -14,12 +14,12 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 941,
-    "cli": 5007,
+    "cli": 5009,
     "components": 698,
     "data": 2966,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5572,
+    "hf": 5575,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_359
-TESTS = 62_651
+TOTAL = 83_364
+TESTS = 62_662
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -30,6 +30,8 @@ def export(word: str, folder: str, step: int, best: bool, to: str, adapter: bool
     try:
         found = _step(run, step, best)
         models = _models(run, found)
+        if not models:
+            return refuse(f"the checkpoint of step {found} has no trained `hf.Model`", NO_RUN)
         sys.path.extend(run.read_start().path)  # the folders of models, never before installed packages
     except (OSError, *DAMAGED) as error:
         return refuse(f"the files of {run.path} are damaged: {why(error)}", NO_RUN)
@@ -89,15 +91,15 @@ def _step(run: RunDir, step: int, best: bool) -> int:
 
 
 def _models(run: RunDir, step: int) -> dict[str, Mapping[str, Any]]:
-    """Returns component -> its arguments, for the components with a state in a checkpoint whose class may be
-    an `hf.Model`."""
+    """Returns component -> its arguments, for the components of a checkpoint with the state of an
+    `hf.Model`."""
+    from meshctl.hf.saved import has_weights
+
     plan = json.loads(text_of(run.plan))
     saved = {path.name for path in run.checkpoint(step).iterdir() if path.is_dir()}
-    found = {
-        one["name"]: one["args"]
-        for one in plan["components"]
-        if one["name"] in saved and "model" in one["args"]
+    found = {one["name"]: one["args"] for one in plan["components"] if one["name"] in saved}
+    return {
+        name: args
+        for name, args in found.items()
+        if "model" in args and has_weights(run.checkpoint(step), name)
     }
-    if not found:
-        raise NoRun(f"the checkpoint of step {step} has no model: a component needs `model` in its `args`")
-    return found

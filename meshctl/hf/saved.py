@@ -19,7 +19,6 @@ from torch import Tensor
 from meshctl.hf import transformers_api, weights
 from meshctl.hf.companions import copy_companions
 from meshctl.hf.model import Model
-from meshctl.hf.options import ModelError
 from meshctl.hf.transformers_api import DiskFormat
 from meshctl.runtime import checkpoint
 
@@ -50,6 +49,12 @@ class Saved:
         return found
 
 
+def has_weights(folder: Path, name: str) -> bool:
+    """Returns whether the state of a component in a checkpoint is that of an `hf.Model`. Raises
+    `CheckpointError` if it cannot be read."""
+    return bool(Saved(folder, name).names)
+
+
 def export_saved(folder: Path, name: str, args: Mapping[str, Any], to: Path, adapter: bool) -> None:
     """Writes the model of a component in the checkpoint `folder` to `to`, with its adapter merged, or
     with `adapter` the adapter alone.
@@ -61,8 +66,6 @@ def export_saved(folder: Path, name: str, args: Mapping[str, Any], to: Path, ada
     known = {key: args[key] for key in KEPT if key in args and key in signature(Model.__init__).parameters}
     made = Model(**known, export={"adapter": adapter})
     saved = Saved(folder, name)
-    if not saved.names:
-        raise ModelError(f"the checkpoint has no weights of `{name}`: it is no `hf.Model` that is trained")
     if made.lora or set(_outline(made)) - set(saved.names):
         made.module.requires_grad_(False)
         for key, parameter in weights.parameters(made.module):

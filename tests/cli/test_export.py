@@ -115,6 +115,17 @@ def test_what_cannot_be_exported(tmp_path: Path, words: tuple[str, ...], code: i
     assert done.stderr.startswith(f"error: {error}") and done.stderr.count("\n") == 1
 
 
+def test_a_run_without_a_model(tmp_path: Path) -> None:
+    run, _ = run_with(tmp_path, "tied")
+    checkpoint.save(run.checkpoint(2), "other", {"model": torch.ones(3)}, DeviceMesh.from_sizes().at(0))
+    run.plan.write_text(json.dumps({"components": [{"name": "other", "args": {"model": "x"}}]}))
+    done = call(tmp_path, "export")
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: the checkpoint of step 2 has no trained `hf.Model`\n",
+    )
+
+
 def test_a_damaged_checkpoint_leaves_nothing_behind(tmp_path: Path) -> None:
     run, _ = run_with(tmp_path, "tied")
     for path in (run.checkpoint(2) / "tied").glob("*.distcp"):
