@@ -19,7 +19,7 @@ from meshctl.run.checkpoints import Manifest
 from meshctl.run.directory import RunDir, Start
 from meshctl.runtime import checkpoint
 from meshctl.topology.mesh import DeviceMesh
-from tests.command_server import call
+from tests import command_server
 from tests.hf.parity import LORA, MODELS, batch_of
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -28,6 +28,10 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "parts": {"model": MODELS["llama"], "train": ["model.layers.1"]},
     "adapter": {"model": MODELS["llama"], "lora": LORA},
 }
+
+
+def call(folder: Path, *words: str) -> Any:
+    return command_server.call(folder, *words, preload="meshctl.hf.saved")
 
 
 def run_with(folder: Path, *names: str, steps: tuple[int, ...] = (2,)) -> tuple[RunDir, dict[str, Model]]:
