@@ -13,12 +13,16 @@ from tests.paths import PACKAGE
 FOLDER = PACKAGE / "data" / "byte_tokenizer"
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
+{%- set text = (message['content'] or '') + ((message['tool_calls'] | tojson) if message['tool_calls'] else '') %}
 {{- '<|im_start|>' + message['role'] + '\\n' }}
 {%- if message['role'] == 'assistant' %}
-{%- generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}
+{%- generation %}{{- text + '<|im_end|>' }}{% endgeneration %}
 {%- else %}
-{{- message['content'] + '<|im_end|>' }}
+{{- text + '<|im_end|>' }}
 {%- endif %}
 {{- '\\n' }}
 {%- endfor %}
