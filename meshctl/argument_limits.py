@@ -30,6 +30,17 @@ ALWAYS = ""
 """In `needs`: the component itself, which always needs one of some arguments."""
 UNKNOWN = object()
 """The value of an argument that is known at the launch only."""
+UNUSABLE: Mapping[str, Mapping[str, str]] = {
+    "deepseek_v4": {"pp": "it changes the hidden states between its layers"},
+    "gemma4_text": {"ep": "its plan divides experts without a dispatch of tokens"},
+    "glm_moe_dsa": {
+        "cp": "its indexer selects among all tokens of a text",
+        "pp": "its layers pass the selected tokens on",
+    },
+    "llama4_text": {"tp": "its layers add to the sum over tp ranks in place, which torch refuses"},
+}
+"""Architecture -> dim -> why the dim cannot be used for training, although transformers has a plan. `cp`
+stands for ulysses, too."""
 BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 
 

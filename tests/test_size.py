@@ -13,17 +13,17 @@ import networkx
 from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
-    "": 941,
+    "": 952,
     "cli": 5009,
     "components": 698,
     "data": 2966,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5575,
+    "hf": 5581,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
-    "recipe": 16382,
+    "recipe": 16372,
     "rewards": 922,
     "run": 3845,
     "runtime": 15634,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_364
-TESTS = 62_666
+TOTAL = 83_371
+TESTS = 62_670
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

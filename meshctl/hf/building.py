@@ -106,19 +106,25 @@ def build(wanted: Build) -> nn.Module:
         )
     if wanted.experts:
         model.set_experts_implementation(wanted.experts)
-    if wanted.lora:
-        for name, parameter in model.named_parameters():  # transformers trains all parameters that it loads
-            is_new_head = wanted.head == "score" and name.startswith(NEW_HEAD)
-            parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
-        reset_adapter(model, wanted.seed)
-        if wanted.lora.folder:
-            load_adapter(model, wanted.lora, wanted.sizes.pp == 1)
-    else:
-        select(model, wanted.selection)
+    _select_trained(model, wanted)
     model.exported_use_cache = getattr(config, "use_cache", True)
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
     return model  # type: ignore[no-any-return]
+
+
+def _select_trained(model: Any, wanted: Build) -> None:
+    """Selects the trained parameters, because transformers trains all that it loads, and initializes an
+    adapter."""
+    if wanted.lora is None:
+        select(model, wanted.selection)
+        return
+    for name, parameter in model.named_parameters():
+        is_new_head = wanted.head == "score" and name.startswith(NEW_HEAD)
+        parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
+    reset_adapter(model, wanted.seed)
+    if wanted.lora.folder:
+        load_adapter(model, wanted.lora, wanted.sizes.pp == 1)
 
 
 def _check_changes(config: Any, plain: Any, changes: Mapping[str, Any]) -> None:

@@ -45,9 +45,9 @@ from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging
 
+from meshctl.argument_limits import UNUSABLE
 from meshctl.hf import sequence_parallel
 from meshctl.hf.options import ModelError, Sizes
-from meshctl.recipe.code.transformers_plans import UNUSABLE
 from meshctl.text.english import nearest
 
 HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}

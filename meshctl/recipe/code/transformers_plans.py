@@ -17,6 +17,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from meshctl.argument_limits import UNUSABLE
 from meshctl.recipe.code.modules import (
     MAX_HOPS,
     Module,
@@ -42,17 +43,6 @@ Plan = Mapping[str, object]
 """Module -> the style in which it is split: `layers.*.mlp.up_proj` -> `colwise`."""
 
 
-UNUSABLE: Mapping[str, Mapping[str, str]] = {
-    "deepseek_v4": {"pp": "it changes the hidden states between its layers"},
-    "gemma4_text": {"ep": "its plan divides experts without a dispatch of tokens"},
-    "glm_moe_dsa": {
-        "cp": "its indexer selects among all tokens of a text",
-        "pp": "its layers pass the selected tokens on",
-    },
-    "llama4_text": {"tp": "its layers add to the sum over tp ranks in place, which torch refuses"},
-}
-"""Architecture -> dim -> why the dim cannot be used for training, although transformers has a plan. `cp`
-stands for ulysses, too."""
 OF_PLANS = {"base_model_tp_plan": "tp", "base_model_ep_plan": "ep", "base_model_pp_plan": "pp"}
 
 
