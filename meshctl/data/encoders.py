@@ -197,7 +197,7 @@ class PairsEncoder(Encoder):
         self._tokenizer.check_template()
         sides = [self._messages(self._value(row, side), side, "assistant") for side in self.SIDES]
         start, given = _common(*sides), self._value(row, "prompt") if self._has(row, "prompt") else None
-        is_repeated = isinstance(given, str) and any(one["content"] == given for one in sides[0][:start])
+        is_repeated = isinstance(given, str) and any(one.get("content") == given for one in sides[0][:start])
         if given is not None and not is_repeated:
             prompt = self._messages(given, "prompt", "user")
             sides = [prompt.followed_by(side) for side in sides]

@@ -97,6 +97,16 @@ def test_pairs_learn_the_answers(tmp_path: Path) -> None:
     assert chosen[1:3] == chosen[4:6] and chosen[1] == chosen[2] == chosen[6]
 
 
+def test_pairs_that_begin_with_the_call_of_a_tool(tmp_path: Path) -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "clock"}}]}
+    good, bad = ({"role": "assistant", "content": text} for text in ("yes", "no"))
+    row = {"prompt": "?", "chosen": [call, good], "rejected": [call, bad]}
+    batch = batch_of(made(Pairs(write(tmp_path / "pairs.jsonl", [row]), "byte")), range(1))
+    [labels] = rows_of(batch, "chosen_labels")
+    learned = bytes(label for label in labels if 0 <= label < 256).decode()
+    assert learned == '[{"function": {"name": "clock"}}]yes'
+
+
 def test_kept_keys_are_columns_of_the_first_rows_type(chats: str) -> None:
     source = made(Chat(chats, "byte", shuffle=False, keep=["n", "score", "good", "name"]))
     batch = batch_of(source, range(2))
