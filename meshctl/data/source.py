@@ -111,7 +111,7 @@ class Source(Component):
         """The number of rows of each part of the mixture, and in a run that of its samples of one epoch."""
         if keep and over_length == "split":
             raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
-        self._kept = [Kept.of(name, self._rows[0]) for name in keep]
+        self._kept = self._kept_of(keep, len(self._rows) if bad_rows == "skip" else 1)
         self._parts: Sequence[Part] | None = None
         """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one
         sample."""
@@ -129,6 +129,16 @@ class Source(Component):
 
     def _encoder(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> Encoder:
         return self.ENCODER(tokenizer, learn, fields)
+
+    def _kept_of(self, names: Sequence[str], most: int) -> list[Kept]:
+        """Returns the columns of the kept keys, with the types of the first of `most` rows that has them."""
+        for number in range(most):
+            try:
+                return [Kept.of(name, self._rows[number]) for name in names]
+            except DataError:
+                if number == most - 1:
+                    raise
+        return []
 
     def setup(self) -> None:
         """Computes the lengths of all rows if the number of samples depends on them. All ranks call this

@@ -158,6 +158,8 @@ def test_bad_rows_are_skipped_and_named(
     assert warning.startswith("3 rows of 9 cannot be used and are skipped: ")
     assert all(f"bad.jsonl:{line}: " in warning for line in (3, 4, 5))
     found.close()
+    first = write(tmp_path / "first.jsonl", [{"messages": []}, chat(1)])
+    assert len(made(Chat(first, "byte", bad_rows="skip", keep=["n"]))) == 1
     with pytest.raises(
         DataError, match=r"3 rows of 9 cannot be used, and `bad_rows_limit` is 2: .*bad\.jsonl:3"
     ):

@@ -13,6 +13,7 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.code.architectures import parameters_of
+from meshctl.recipe.code.files import adapter_config
 from meshctl.recipe.code.transformers_plans import LIBRARY
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.meshes import sizes_of
@@ -245,6 +246,9 @@ def _training(facts: Facts, component: Component) -> Training:
         raise UnknownBytes(f"`{dtype}` is not a dtype of weights")
     adapter, lora = None, _value(facts, name, "lora")
     if isinstance(lora, dict):
+        if "from" in lora:
+            saved = adapter_config(str(lora["from"]), facts.code.path) or {}
+            lora = {"r": saved.get("r"), "target": saved.get("target_modules")}
         r, target = lora.get("r", 8), lora.get("target", ALL_LINEAR)
         if type(r) is not int or r < 1 or not (target == ALL_LINEAR or isinstance(target, list)):
             raise UnknownBytes("the `r` and the `target` of its adapter are not known")

@@ -123,6 +123,16 @@ def test_what_is_unknown_in_part_or_without_bytes(tmp_path: Path) -> None:
     assert memory(tmp_path, {"model": LLAMA}, kind="Unknown") == Memory()
 
 
+def test_an_adapter_that_is_continued_has_its_saved_rank(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    values = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(values))
+    saved = memory(tmp_path, {"model": LLAMA, "lora": {"from": "adapter"}})
+    stated = memory(tmp_path, {"model": LLAMA, "lora": {"r": 4, "target": ["q_proj"]}})
+    assert saved == stated and saved != memory(tmp_path, {"model": LLAMA, "lora": {"r": 8}})
+    assert memory(tmp_path, {"model": LLAMA, "lora": {"from": "none"}}).components[0].unknown
+
+
 def test_syncs_have_buckets_on_both_sides(tmp_path: Path) -> None:
     sampler = {"_target_": "mine.Trainer", "group": "roll", "args": {"model": LLAMA, "dtype": "bfloat16"}}
     pipeline = {
