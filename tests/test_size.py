@@ -14,12 +14,12 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 952,
-    "cli": 5009,
+    "cli": 5019,
     "components": 698,
-    "data": 2976,
+    "data": 2983,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5581,
+    "hf": 5582,
     "losses": 1131,
     "network": 460,
     "plan": 2602,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_385
-TESTS = 62_692
+TOTAL = 83_403
+TESTS = 62_703
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

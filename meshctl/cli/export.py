@@ -19,6 +19,9 @@ from meshctl.run.finding import NoRun, find
 from meshctl.run.reading import DAMAGED, text_of
 from meshctl.view.reports.text import shown
 
+EXPORTED = ("config.json", "adapter_config.json")
+"""The files of which an exported model has one. Only such a folder is replaced."""
+
 
 def export(word: str, folder: str, step: int, best: bool, to: str, adapter: bool, force: bool) -> int:
     """Writes a folder for each model of a run, prints their paths, and returns the exit code."""
@@ -35,14 +38,21 @@ def export(word: str, folder: str, step: int, best: bool, to: str, adapter: bool
         sys.path.extend(run.read_start().path)  # the folders of models, never before installed packages
     except (OSError, *DAMAGED) as error:
         return refuse(f"the files of {run.path} are damaged: {why(error)}", NO_RUN)
-    place = Path(to) if to else run.path / "exports" / f"step-{found}"
-    targets = {name: place / name if len(models) > 1 else place for name in models}
-    if not force and (taken := next((one for one in targets.values() if one.exists()), None)):
-        return refuse(f"{taken} exists: name another folder with --to, or replace it with --force")
+    targets = {name: _target(run, name if len(models) > 1 else "", found, to) for name in models}
+    for taken in [one for one in targets.values() if one.exists()]:
+        if not force:
+            return refuse(f"{taken} exists: name another folder with --to, or replace it with --force")
+        if not any((taken / file).is_file() for file in EXPORTED):
+            return refuse(f"{taken} is not an exported model, so it is not replaced: name another folder")
     for name, target in targets.items():
         if code := _write(run.checkpoint(found), name, models[name], target, adapter):
             return code
     return 0
+
+
+def _target(run: RunDir, name: str, step: int, to: str) -> Path:
+    """Returns the folder of an export. `name` is that of its component in a run with several models."""
+    return Path(to, name) if to else run.path / "exports" / name / f"step-{step}"
 
 
 def _write(checkpoint: Path, name: str, args: Mapping[str, Any], target: Path, adapter: bool) -> int:

@@ -140,7 +140,8 @@ class ChatEncoder(Encoder):
         }
         question = "\n\n".join(text for name in ("instruction", "input") if (text := given.get(name)))
         history = self._value(row, "history") if self._has(row, "history") else []
-        if any(not isinstance(turn, Sequence) or len(turn) != 2 for turn in history):
+        is_list = isinstance(history, Sequence) and not isinstance(history, str)
+        if not is_list or any(not isinstance(turn, Sequence) or len(turn) != 2 for turn in history):
             raise DataError("`history` is not a list of pairs, each of an instruction and its output")
         sides: list[Mapping[str, Any]] = [{"role": "system", "content": given.get("system")}]
         for turn in [*history, (question, given["output"])]:

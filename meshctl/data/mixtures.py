@@ -21,7 +21,10 @@ MAX_PERIOD = 10_000
 
 
 def parts_of(path: str | Sequence[str] | Mapping[str, float]) -> tuple[list[list[str]], list[float]]:
-    """Returns the paths of each part, and the share of each part. A path and a list of paths are one part."""
+    """Returns the paths of each part, and the share of each part. A path and a list of paths are one part.
+    Raises `DataError` for an empty list."""
+    if not path:
+        raise DataError("`path` names no data")
     if isinstance(path, Mapping):
         return [[name] for name in path], list(path.values())
     return [[path] if isinstance(path, str) else list(path)], [1.0]

@@ -152,8 +152,11 @@ def from_table(path: Path) -> Rows:
     """Opens a `.parquet` or `.csv` file."""
     if path.suffix != ".gz":
         return tables.from_file(path, path)
-    with unpacked(path) as file:
-        return tables.from_file(path, file)
+    try:
+        with unpacked(path) as file:
+            return tables.from_file(path, file)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 class Concatenated:

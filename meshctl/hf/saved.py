@@ -9,7 +9,6 @@ the user.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,7 @@ def export_saved(folder: Path, name: str, args: Mapping[str, Any], to: Path, ada
     read or written.
     """
     transformers_api.quiet()
-    known = {key: args[key] for key in KEPT if key in args and key in signature(Model.__init__).parameters}
-    made = Model(**known, export={"adapter": adapter})
+    made = Model(**{key: args[key] for key in KEPT if key in args}, export={"adapter": adapter})
     saved = Saved(folder, name)
     if made.lora or set(_outline(made)) - set(saved.names):
         made.module.requires_grad_(False)

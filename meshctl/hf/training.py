@@ -239,6 +239,9 @@ class LearningRates:
                 help = f"; did you mean `{close}`?" if close else f": there are {', '.join(SCHEDULE_KEYS)}"
                 raise ModelError(f"`schedule` has no key `{key}`{help}")
         warmup, name = given.get("warmup", 0), given.get("name", "constant")
+        for key in ("warmup", "steps"):
+            if key in given and not isinstance(given[key], (int, float)):
+                raise ModelError(f"`schedule.{key}` is {given[key]!r}: it must be a number")
         if warmup > 1 and warmup % 1:
             raise ModelError(f"`schedule.warmup` is {warmup}: it must be a whole number, or a share below 1")
         self._follows_run = "steps" not in given and (name not in ENDLESS or 0 < warmup < 1)

@@ -95,6 +95,9 @@ def test_the_step_of_the_checkpoint(tmp_path: Path) -> None:
         == f"error: {run.path}/exports/step-4 exists: name another folder with --to, or replace it with --force\n"
     )
     assert call(tmp_path, "export", "--force").returncode == 0
+    done = call(tmp_path, "export", "--force", "--to", "runs")
+    assert (done.returncode, run.plan.exists()) == (2, True)
+    assert done.stderr == "error: runs is not an exported model, so it is not replaced: name another folder\n"
     run.write_best("metrics.loss", "min", [ScoredCheckpoint(2, 0.5, 2)])
     done = call(tmp_path, "export", "--best", "--to", "best")
     assert (done.returncode, done.stdout) == (0, "best\n"), done.stderr

@@ -34,6 +34,11 @@ def test_shares_are_positive_numbers(shares: list[float]) -> None:
         Mixture(shares)
 
 
+def test_a_list_without_paths_is_refused() -> None:
+    with pytest.raises(DataError, match="`path` names no data"):
+        Text([], "byte")
+
+
 def texts(tmp_path: Path) -> dict[str, float]:
     for letter, count in (("a", 30), ("b", 4), ("c", 9)):
         rows = [{"text": letter * (n + 1)} for n in range(count)]

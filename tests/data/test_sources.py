@@ -235,6 +235,7 @@ def test_chats_in_the_forms_that_files_have(tmp_path: Path, row: dict[str, Any],
             "`tools` is 'f(x)', neither a list nor the JSON text of one",
         ),
         ({"instruction": "?", "output": "!", "history": ["a"]}, "`history` is not a list of pairs"),
+        ({"instruction": "?", "output": "!", "history": 1}, "`history` is not a list of pairs"),
         ({"instruction": "?", "output": ["!"]}, "`output` is ['!'], not a text"),
     ],
 )

@@ -329,6 +329,8 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"schedule": {"name": "cosine", "warmups": 0.1}}, "`schedule` has no key `warmups`; did you mean"),
         ({"schedule": {"name": "cosine", "power": 2}}, "`schedule` cosine: .*power"),
         ({"schedule": {"warmup": 2, "power": 2}}, "constant_with_warmup has no option `power`"),
+        ({"schedule": {"warmup": "few"}}, "`schedule.warmup` is 'few': it must be a number"),
+        ({"schedule": {"name": "cosine", "steps": "all"}}, "`schedule.steps` is 'all': it must be a number"),
         ({"schedule": {"warmup": 2.5}}, "`schedule.warmup` is 2.5: it must be a whole number, or a share"),
         ({"schedule": {"name": "reduce_lr_on_plateau", "steps": 9}}, "does not follow from the number of"),
         ({"schedule": {"warmup": -1}}, "`schedule.warmup` is -1; it must be at least 0"),
