@@ -65,7 +65,7 @@ def _words(cell: str) -> list[str]:
 
 
 def test_the_tables_of_data_are_those_of_the_code() -> None:
-    from meshctl.data.encoders import ChatEncoder, PairsEncoder, TextEncoder
+    from meshctl.data.encoders import LABEL, ChatEncoder, PairsEncoder, TextEncoder
     from meshctl.data.examples import PACKED
     from meshctl.data.source import Source
     from meshctl.data.streams import Stream
@@ -79,7 +79,7 @@ def test_the_tables_of_data_are_those_of_the_code() -> None:
         assert stated == expected or stated.strip("`") == ("" if expected in (None, ()) else str(expected)), (
             name
         )
-    columns = {*ChatEncoder.COLUMNS, *TextEncoder.COLUMNS, *PACKED, *PairsEncoder.COLUMNS}
+    columns = {*ChatEncoder.COLUMNS, *TextEncoder.COLUMNS, *PACKED, *PairsEncoder.COLUMNS, LABEL}
     assert {_words(row[0])[0] for row in _rows("data.md", "column")} == columns
 
 

@@ -16,14 +16,14 @@ ROOMS = {
     "": 952,
     "cli": 5019,
     "components": 698,
-    "data": 2983,
+    "data": 3025,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5582,
-    "losses": 1131,
+    "hf": 5660,
+    "losses": 1144,
     "network": 460,
     "plan": 2602,
-    "recipe": 16376,
+    "recipe": 16401,
     "rewards": 922,
     "run": 3845,
     "runtime": 15634,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 754,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_403
-TESTS = 62_703
+TOTAL = 83_561
+TESTS = 62_759
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

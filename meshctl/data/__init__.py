@@ -1,5 +1,5 @@
-"""Sources of text for language models: chats, plain text, pairs of answers and prompts, from jsonl, parquet
-or `datasets`; and one-line wrappers of a user's torch `Dataset` or `DataLoader`.
+"""Sources of text for language models: chats, plain and labelled texts, pairs of answers and prompts, from
+jsonl, parquet, csv or `datasets`; and one-line wrappers of a user's torch `Dataset` or `DataLoader`.
 
     components:
       chats: {_target_: meshctl.data.Chat, group: train, args: {path: chats.jsonl, tokenizer: byte}}
@@ -14,6 +14,7 @@ mesh, and the number of samples is the only position to save. All token columns 
     labels                                Chat, Text          `input_ids`, with -100 where nothing is learned
     position_ids                          Chat, Text, packed  position in its text; restarts in each segment
     segment_ids                           Chat, Text, packed  number of its text in the row, from 0
+    input_ids, label                      Labelled            tokens, and the label of the whole text
     chosen_input_ids, chosen_labels       Pairs               prompt and preferred answer
     rejected_input_ids, rejected_labels   Pairs               prompt and other answer
     prompt_ids                            Prompts             prompt, up to the beginning of the answer
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from meshctl.data.from_torch import FromDataset as FromDataset
     from meshctl.data.from_torch import FromIterable as FromIterable
     from meshctl.data.source import Chat as Chat
+    from meshctl.data.source import Labelled as Labelled
     from meshctl.data.source import Pairs as Pairs
     from meshctl.data.source import Prompts as Prompts
     from meshctl.data.source import Text as Text
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 HOMES = {
     **dict.fromkeys(("DataError", "RowError"), "errors"),
     **dict.fromkeys(("FromDataLoader", "FromDataset", "FromIterable"), "from_torch"),
-    **dict.fromkeys(("Chat", "Pairs", "Prompts", "Text"), "source"),
+    **dict.fromkeys(("Chat", "Labelled", "Pairs", "Prompts", "Text"), "source"),
     **dict.fromkeys(("ChatStream", "PairsStream", "TextStream"), "streams"),
 }
 __all__ = list(HOMES)

@@ -46,6 +46,7 @@ SHIPPED = {
     "Source": SOURCE,
     "Chat": replace(SOURCE, forms=CHATS, renders_chats=True),
     "Text": replace(SOURCE, forms=(("text",),)),
+    "Labelled": replace(SOURCE, forms=(("text", "label"),)),
     "Pairs": replace(SOURCE, forms=(("chosen", "rejected"),)),
     "Stream": STREAM,
     "ChatStream": replace(STREAM, forms=CHATS, renders_chats=True),

@@ -19,6 +19,8 @@ from meshctl.data.tokenizer import Tokenizer
 from meshctl.labels import IGNORED
 
 Example = dict[str, list[int]]
+LABEL = "label"
+"""The key and the column with the label of a whole text."""
 SIDES = ("user", "assistant")
 """The roles of an instruction and of its output."""
 MAX_SHOWN = 8
@@ -159,6 +161,21 @@ class TextEncoder(Encoder):
     def __call__(self, row: Row) -> Example:
         ids = self._tokenizer.ended_text(string(self._value(row, "text"), "text"))
         return {"input_ids": ids, "labels": labels(ids, [True] * len(ids))}
+
+
+class LabelledEncoder(Encoder):
+    """Reads the key `text`. The source reads the label, which is no column of tokens."""
+
+    LEARN = ("all",)
+    FIELDS = ("text", LABEL)
+    COLUMNS = ("input_ids",)
+    CAN_PACK = False
+
+    def __call__(self, row: Row) -> Example:
+        ids = self._tokenizer.text(string(self._value(row, "text"), "text"))
+        if not ids:
+            raise DataError("`text` has no token")
+        return {"input_ids": ids}
 
 
 class PairsEncoder(Encoder):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from meshctl.data.encoders import Encoder, Example
+from meshctl.data.encoders import MAX_SHOWN, Encoder, Example
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
 from meshctl.dataclass import dataclass
@@ -146,30 +146,31 @@ def ragged(examples: Sequence[Example], names: Sequence[str]) -> dict[str, Colum
 
 @dataclass(frozen=True)
 class Kept:
-    """A key of the rows that becomes a column of the batch."""
+    """The key `key` of the rows, which becomes the column `name` of the batch."""
 
     name: str
+    key: str
     kind: type
     """The type of the numbers, `bool`, `int` or `float`; `object` for all other values."""
     is_list: bool
     """True if each value is a list of numbers of the type `kind`."""
 
     @classmethod
-    def of(cls, name: str, row: Row) -> Kept:
-        """Returns the column of the key `name`, with the type of the value in the first row `row`. Raises
+    def of(cls, name: str, key: str, row: Row) -> Kept:
+        """Returns the column of the key `key`, with the type of the value in the first row `row`. Raises
         `DataError` if the row does not have this key."""
-        value = _value(row, name)
+        value = _value(row, key)
         is_list = isinstance(value, list) and bool(value)
         kinds = {type(one) for one in value} if is_list else {type(value)}
         if kinds == {int, float}:
             kinds = {float}
         kind = kinds.pop() if len(kinds) == 1 else object
-        return cls(name, kind, is_list) if kind in DTYPES else cls(name, object, False)
+        return cls(name, key, kind, is_list) if kind in DTYPES else cls(name, key, object, False)
 
     def value(self, row: Row) -> Any:
         """Returns the value of the key in a row. Raises `DataError` if the value does not have the type of
         this column."""
-        value = _value(row, self.name)
+        value = _value(row, self.key)
         if self.kind is object:
             return value
         is_list = isinstance(value, list)
@@ -178,7 +179,7 @@ class Kept:
             type(one) not in accepted for one in (value if is_list else [value])
         ):
             expected = f"list of {self.kind.__name__}" if self.is_list else self.kind.__name__
-            raise DataError(f"`{self.name}` is {value!r:.40}, the first row has a value of type {expected}")
+            raise DataError(f"`{self.key}` is {value!r:.40}, the first row has a value of type {expected}")
         return value
 
     def column(self, values: Sequence[Any]) -> Column:
@@ -190,7 +191,7 @@ class Kept:
         return Ragged.of([torch.tensor(value, dtype=dtype) for value in values], dtype)
 
 
-def _value(row: Row, name: str) -> Any:
-    if name not in row:
-        raise DataError(f"the row has no `{name}`, which `keep` names")
-    return row[name]
+def _value(row: Row, key: str) -> Any:
+    if key not in row:
+        raise DataError(f"the row has no `{key}`; its keys are {', '.join(list(row)[:MAX_SHOWN]) or 'none'}")
+    return row[key]

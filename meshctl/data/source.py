@@ -19,7 +19,16 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.data.checks import PROMPTS, SOURCE
-from meshctl.data.encoders import ChatEncoder, Encoder, Example, PairsEncoder, PromptsEncoder, TextEncoder
+from meshctl.data.encoders import (
+    LABEL,
+    ChatEncoder,
+    Encoder,
+    Example,
+    LabelledEncoder,
+    PairsEncoder,
+    PromptsEncoder,
+    TextEncoder,
+)
 from meshctl.data.errors import DataError, RowError, errors_at
 from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
 from meshctl.data.mixtures import Mixture, part_names, parts_of
@@ -52,6 +61,8 @@ class Source(Component):
     """Reads examples from rows by their numbers. A subclass sets `ENCODER`."""
 
     ENCODER: ClassVar[type[Encoder]]
+    FURTHER: ClassVar[tuple[str, ...]] = ()
+    """Keys of the rows that become columns beside those of `keep`."""
     EXTRA: ClassVar[str | tuple[str, ...]] = "hf"
 
     def __init__(
@@ -111,7 +122,8 @@ class Source(Component):
         """The number of rows of each part of the mixture, and in a run that of its samples of one epoch."""
         if keep and over_length == "split":
             raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
-        self._kept = self._kept_of(keep, len(self._rows) if bad_rows == "skip" else 1)
+        named = {name: (fields or {}).get(name, name) for name in (*self.FURTHER, *keep)}
+        self._kept = self._kept_of(named, len(self._rows) if bad_rows == "skip" else 1)
         self._parts: Sequence[Part] | None = None
         """The parts of rows: the samples, or with `pack` the contents of packs. None if each row is one
         sample."""
@@ -130,11 +142,12 @@ class Source(Component):
     def _encoder(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> Encoder:
         return self.ENCODER(tokenizer, learn, fields)
 
-    def _kept_of(self, names: Sequence[str], most: int) -> list[Kept]:
-        """Returns the columns of the kept keys, with the types of the first of `most` rows that has them."""
+    def _kept_of(self, named: Mapping[str, str], most: int) -> list[Kept]:
+        """Returns the columns of the kept keys, with the types of the first of `most` rows that has them.
+        `named` maps the names of columns to keys."""
         for number in range(most):
             try:
-                return [Kept.of(name, self._rows[number]) for name in names]
+                return [Kept.of(name, key, self._rows[number]) for name, key in named.items()]
             except DataError:
                 if number == most - 1:
                     raise
@@ -319,6 +332,14 @@ class TextRows:
 
 class Text(TextRows, Source):
     """Reads rows with the key `text`, and appends the tokenizer's end token to each text."""
+
+
+class Labelled(Source):
+    """Reads rows with the key `text` and the key `label`, a number from 0 or a name."""
+
+    ENCODER = LabelledEncoder
+    FURTHER = (LABEL,)
+    RETURNS: ClassVar = {"next": ("input_ids", "label", "args.keep")}
 
 
 class PairsRows:

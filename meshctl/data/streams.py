@@ -110,7 +110,7 @@ class Stream(Component):
         first = next(self._rows.epoch(0), None)
         if first is None:
             raise DataError(f"{path} has no rows")
-        self._kept = [Kept.of(name, first[1]) for name in keep]
+        self._kept = [Kept.of(name, name, first[1]) for name in keep]
         self._is_counted, self._lost = pack or self._limit.changes_count(self._encode.learn), 0
         self._position, self._samples = 0, self._all_samples()
         self._prefetch = Prefetch(self._columns, workers)

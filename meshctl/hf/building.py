@@ -36,7 +36,7 @@ from meshctl.text.english import counted, nearest
 from meshctl.topology.memory import Selection
 
 NEW_HEAD = "score."
-"""The beginning of the names of the weights of the head `score`, which a language model does not have."""
+"""The beginning of the names of the weights of a head other than `lm`, which a language model lacks."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _select_trained(model: Any, wanted: Build) -> None:
         select(model, wanted.selection)
         return
     for name, parameter in model.named_parameters():
-        is_new_head = wanted.head == "score" and name.startswith(NEW_HEAD)
+        is_new_head = wanted.head != "lm" and name.startswith(NEW_HEAD)
         parameter.requires_grad_(is_new_head or peft_api.is_adapter(name))
     reset_adapter(model, wanted.seed)
     if wanted.lora.folder:
@@ -160,7 +160,7 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         lambda model: distribute(model, wanted),
         renamed,
     )
-    new = {name for name in missing if wanted.head == "score" and name.startswith(NEW_HEAD)}
+    new = {name for name in missing if wanted.head != "lm" and name.startswith(NEW_HEAD)}
     if lacking := [name for name in missing if name not in new and not peft_api.is_adapter(name)]:
         first, others = peft_api.plain_name(lacking[0]), len(lacking) - 1
         more = f" and {counted(others, 'further weight')} of the model" if others else ""

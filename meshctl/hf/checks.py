@@ -9,6 +9,7 @@ MODEL = Shipped(
         "lora.r": ">= 1",
         "lora.dropout": ">= 0, < 1",
         "temperature": "> 0",
+        "num_labels": ">= 2",
         "top_logprobs": ">= 1",
         "lr": "> 0, <= 1e6",
         "optimizer_options.betas": ">= 0, < 1",

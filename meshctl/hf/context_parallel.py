@@ -115,12 +115,13 @@ class Division:
 class DividedOutputs(Outputs):
     """The outputs of a model whose raw output is that of this rank's tokens."""
 
-    def __init__(self, raw: Tensor, texts: Texts, temperature: float, division: Division) -> None:
-        super().__init__(raw, texts, temperature)
+    def __init__(self, raw: Tensor, texts: Texts, temperature: float, head: str, division: Division) -> None:
+        super().__init__(raw, texts, temperature, head)
         self._division = division
 
     def rows(self, kept: slice) -> DividedOutputs:
-        return DividedOutputs(self._raw[kept], self.texts.rows(kept), self._temperature, self._division)
+        texts = self.texts.rows(kept)
+        return DividedOutputs(self._raw[kept], texts, self._temperature, self._head, self._division)
 
     def of_raw(self, of_targets: Tensor, fill: int) -> Tensor:
         return self._division.own(of_targets, fill)
@@ -129,8 +130,8 @@ class DividedOutputs(Outputs):
         return self._division.whole_of(of_raw)[:, :-1]
 
     @cached_property
-    def values(self) -> Tensor:
-        return self._division.whole_of(super().values)
+    def _positions(self) -> Tensor:
+        return self._division.whole_of(self._raw)
 
 
 class ContextParallel:

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from meshctl.hf.options import ModelError
-from meshctl.hf.outputs import NO_SCORES, Outputs
+from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
 from meshctl.hf.transformers_api import CachedForward, padded_left
 from meshctl.labels import IGNORED
@@ -175,7 +175,3 @@ class OutputsWithoutLogits(Outputs):
 
     def _log_softmax(self) -> Tensor:
         raise ModelError(NEEDS_LOGITS.format("top_logprobs"))
-
-    @property
-    def values(self) -> Tensor:
-        raise ModelError(NO_SCORES)

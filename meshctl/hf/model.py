@@ -38,6 +38,7 @@ from meshctl.hf.outputs import (
     teacher_columns,
     value_columns,
     with_estimates,
+    with_label_numbers,
 )
 from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
@@ -102,6 +103,7 @@ class Model(Component):
         model: str | Mapping[str, Any],
         *,
         head: str = "lm",
+        num_labels: int | None = None,
         config: Mapping[str, Any] | None = None,
         tokenizer: str = "",
         export: Mapping[str, bool] | None = None,
@@ -139,7 +141,9 @@ class Model(Component):
 
         model: the folder of a model, a name of the hub, or config values with `model_type`. Config values
             produce random weights.
-        head: `lm` for logits of the vocabulary; `score` for a critic or a reward model.
+        head: `lm` for logits of the vocabulary; `score` for a critic or a reward model; `classify` for the
+            labels of whole texts.
+        num_labels: the number of labels with `head: classify`; None for that of the model's config.
         config: values that replace those of the model's config.
         tokenizer: the tokenizer of exports, `byte`, a folder, or a name of the hub. The default is that of
             the model's folder.
@@ -182,7 +186,10 @@ class Model(Component):
         check_arguments(checks.MODEL, locals(), ModelError)
         if head not in HEADS:
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
-        self.model, self.head, self.config, self.export_tokenizer = model, head, dict(config or {}), tokenizer
+        if num_labels and head != "classify":
+            raise ModelError("`num_labels` needs `head: classify`")
+        self.model, self.head, self.export_tokenizer = model, head, tokenizer
+        self.config = dict(config or {}) | ({"num_labels": num_labels} if num_labels else {})
         self.dtype = dtype_of(dtype)
         self.compute_dtype = dtype_of(compute_dtype) if compute_dtype else None
         if self.compute_dtype not in (None, torch.bfloat16):
@@ -290,9 +297,11 @@ class Model(Component):
 
     def forward(self, texts: Texts) -> Tensor:
         """Returns the logits, `[rows, longest, vocabulary]`. With `head: score` it returns the
-        scores, `[rows, longest]`."""
-        if self.head == "score":
-            return transformers_api.scores_of(self.module, texts.inputs)
+        scores, `[rows, longest]`, and with `head: classify` the logits of labels, `[rows, longest,
+        labels]`."""
+        if self.head != "lm":
+            found = transformers_api.scores_of(self.module, texts.inputs)
+            return found[..., 0] if self.head == "score" else found
         found = self.module(**texts.inputs).logits
         assert isinstance(found, Tensor)
         return found
@@ -354,7 +363,7 @@ class Model(Component):
         if self.logits_chunk_tokens:
             raw = self._chunked_head.logprobs(texts.inputs, texts.labels[:, 1:])
             return OutputsWithoutLogits(raw, texts, self.temperature)
-        return Outputs(self.forward(texts), texts, self.temperature)
+        return Outputs(self.forward(texts), texts, self.temperature, self.head)
 
     def _divided_outputs(self, sequence: ContextParallel, texts: Texts) -> Outputs:
         division = sequence.divide(texts)
@@ -364,7 +373,8 @@ class Model(Component):
             own = self._chunked_head.logprobs(division.part.inputs, labels)
             outputs: Outputs = OutputsWithoutLogits(division.whole_of(own)[:, :-1], texts, self.temperature)
         else:
-            outputs = DividedOutputs(self.forward(division.part), texts, self.temperature, division)
+            raw = self.forward(division.part)
+            outputs = DividedOutputs(raw, texts, self.temperature, self.head, division)
         sequence.check(self.module)
         return outputs
 
@@ -496,6 +506,10 @@ class Model(Component):
 
     def _with_estimates(self, batch: Batch) -> Batch:
         """Returns the batch with the inputs of the loss that are computed before its micro-batches."""
+        if self.head == "classify":
+            config: Any = self.module.config
+            names = {name: number for number, name in config.id2label.items()}
+            batch = with_label_numbers(batch, names, config.num_labels)
         batch = with_estimates(batch, self.loss_function, self.advantage, self._data_ranks)
         missing = {name for name in self.loss_function.inputs if name.startswith(REF) and name not in batch}
         if self.sizes.pp > 1 and self.lora and missing:  # the last stage alone cannot run the reference model
@@ -505,7 +519,8 @@ class Model(Component):
 
     def _parts(self, batch: Batch, prefixes: tuple[str, ...] | None = None) -> list[Batch]:
         """Returns the micro-batches of a batch: at least one, and the same number on all ranks."""
-        if not self.has_checked_borders and "position_ids" in batch and "input_ids" in batch:
+        is_packed = "position_ids" in batch and "input_ids" in batch
+        if is_packed and not self.has_checked_borders and self.head != "classify":
             self.has_checked_borders = True  # at first, because the check computes on packed texts, too
             of = value_columns if self.head == "score" else logprob_columns
             dtype = self.compute_dtype or self.dtype

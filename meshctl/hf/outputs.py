@@ -4,7 +4,7 @@ return, and the inputs that follow from whole groups of samples. The names are t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ INPUTS = {
     "sequence_tokens": (0, "sequence_tokens"),
     "predicted_values": (0, "predicted_values"),
     "scores": (0, "scores"),
+    "class_logprobs": (0, "class_logprobs"),
     "chosen_logprobs": (0, "sequence_logprobs"),
     "chosen_tokens": (0, "sequence_tokens"),
     "chosen_scores": (0, "scores"),
@@ -41,22 +42,41 @@ INPUTS = {
     "rejected_scores": (1, "scores"),
 }
 """Input of a loss -> the index of the side in `SIDES` (0 without sides), and the output of that side."""
-NO_SCORES = "values and scores need a model with `head: score`; this one has `head: lm`"
-NO_LOGITS = "log-probabilities need a model with `head: lm`; this one has `head: score`"
+HEAD_OF = {
+    "logprobs": "lm",
+    "entropy": "lm",
+    "sequence_logprobs": "lm",
+    "top_logprobs": "lm",
+    "chosen_logprobs": "lm",
+    "rejected_logprobs": "lm",
+    "predicted_values": "score",
+    "scores": "score",
+    "chosen_scores": "score",
+    "rejected_scores": "score",
+    "class_logprobs": "classify",
+}
+"""Input of a loss -> the head of the models that compute it, if only one head does."""
+LABEL = "label"
+"""The column with the label of each text, a number or a name."""
 PACKED = "a loss of whole texts needs one text in each row; these are packed"
 
 
 class Outputs:
     """The outputs of a model for texts. Each output is computed when it is first used."""
 
-    def __init__(self, raw: Tensor, texts: Texts, temperature: float = 1.0) -> None:
-        """`raw` is `[rows, longest, vocabulary]` logits, which `temperature` divides, or `[rows, longest]`
-        scores of positions."""
+    def __init__(self, raw: Tensor, texts: Texts, temperature: float = 1.0, head: str = "lm") -> None:
+        """`raw` is `[rows, longest, vocabulary]` logits, which `temperature` divides, with the head `score`
+        `[rows, longest]` scores, and with `classify` `[rows, longest, labels]` logits."""
         self._raw, self.texts, self._temperature = raw[: texts.samples], texts, temperature
+        self._head = head
 
     def rows(self, kept: slice) -> Outputs:
         """Returns the outputs for the rows in the slice `kept`."""
-        return type(self)(self._raw[kept], self.texts.rows(kept), self._temperature)
+        return type(self)(self._raw[kept], self.texts.rows(kept), self._temperature, self._head)
+
+    def _check_head(self, head: str, what: str) -> None:
+        if self._head != head:
+            raise ModelError(f"{what} need a model with `head: {head}`; this one has `head: {self._head}`")
 
     @property
     def nothing(self) -> Tensor:
@@ -78,9 +98,8 @@ class Outputs:
     @cached_property
     def token_logprobs(self) -> Tensor:
         """`[samples, longest - 1]`: the log-probability of each target; 0 where the label is -100. Raises
-        `ModelError` for a model with `head: score`."""
-        if self._raw.ndim != 3:
-            raise ModelError(NO_LOGITS)
+        `ModelError` for a model with another head than `lm`."""
+        self._check_head("lm", "log-probabilities")
         labels = self.of_raw(self.texts.targets, IGNORED)
         return self.of_targets(token_logprobs(self._raw, labels, self._temperature))
 
@@ -112,9 +131,8 @@ class Outputs:
 
     def _log_softmax(self) -> Tensor:
         """Returns the log-probabilities of all tokens, for each position of the raw output. Raises
-        `ModelError` for a model with `head: score`."""
-        if self._raw.ndim != 3:
-            raise ModelError(NO_LOGITS)
+        `ModelError` for a model with another head than `lm`."""
+        self._check_head("lm", "log-probabilities")
         logits = self._raw if self._raw.dtype == torch.float64 else self._raw.float()
         logits = logits if self._temperature == 1 else logits / self._temperature
         return logits.log_softmax(-1)
@@ -146,11 +164,23 @@ class Outputs:
 
     @property
     def values(self) -> Tensor:
-        """`[samples, longest]`: the score of each position. Raises `ModelError` for a model with `head:
-        lm`."""
-        if self._raw.ndim != 2:
-            raise ModelError(NO_SCORES)
+        """`[samples, longest]`: the score of each position. Raises `ModelError` for a model with another head
+        than `score`."""
+        self._check_head("score", "values and scores")
+        return self._positions
+
+    @property
+    def _positions(self) -> Tensor:
+        """The raw output of all positions, `[samples, longest, ...]`."""
         return self._raw
+
+    def _at_end(self, of_positions: Tensor) -> Tensor:
+        """Returns `[samples, ...]`: the values at the last token of each text. Raises `ModelError` for packed
+        texts."""
+        if self.texts.position_ids is not None:
+            raise ModelError(PACKED)
+        last = (self.texts.lengths - 1).clamp(min=0).to(of_positions.device)
+        return of_positions[torch.arange(len(last), device=last.device), last]
 
     @property
     def predicted_values(self) -> Tensor:
@@ -161,10 +191,17 @@ class Outputs:
 
     @property
     def scores(self) -> Tensor:
-        """`[samples]`: the score of the last token of each text. Raises `ModelError` for a model with `head:
-        lm`."""
-        last = (self.texts.lengths - 1).clamp(min=0).to(self._raw.device)
-        return self.values.gather(1, last[:, None])[:, 0]
+        """`[samples]`: the score of the last token of each text. Raises `ModelError` for a model with another
+        head than `score`."""
+        return self._at_end(self.values)
+
+    @property
+    def class_logprobs(self) -> Tensor:
+        """`[samples, labels]`: the log-probabilities of the labels of each text, at its last token. Raises
+        `ModelError` for a model with another head than `classify`."""
+        self._check_head("classify", "classes")
+        logits = self._at_end(self._positions)
+        return (logits if logits.dtype == torch.float64 else logits.float()).log_softmax(-1)
 
 
 def prefixes_of(names: Iterable[str]) -> tuple[str, ...]:
@@ -215,6 +252,24 @@ def teacher_columns(outputs: Outputs, prefix: str, top: int | None) -> Iterator[
 
 def value_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:
     yield "values", outputs.texts.ragged(outputs.values)
+
+
+def with_label_numbers(batch: Batch, names: Mapping[str, int], count: int) -> Batch:
+    """Returns the batch with the number of each label in place of its name. `names` maps the names of labels
+    to their numbers, which are below `count`. Raises `ModelError` for another label."""
+    if LABEL not in batch:
+        return batch
+    column = batch[LABEL]
+    given = column.tolist() if isinstance(column, Tensor) else [*column]
+    numbers = [names.get(one, -1) if isinstance(one, str) else one for one in given]
+    wrong = [row for row, one in enumerate(numbers) if not (isinstance(one, int) and 0 <= one < count)]
+    if wrong:
+        raise ModelError(
+            f"`{LABEL}` of samples {shown_ids(batch.ids[wrong].tolist())} is none of the {count} labels, the "
+            f"first is {given[wrong[0]]!r:.40}: a label is a number from 0 to {count - 1}, or a name of "
+            "`config: {id2label: {0: NAME, ...}}`"
+        )
+    return batch.with_columns(**{LABEL: torch.tensor(numbers, dtype=torch.int64)})
 
 
 def score_columns(outputs: Outputs, prefix: str) -> Iterator[tuple[str, Column]]:

@@ -21,7 +21,7 @@ from meshctl.hf.model import Model
 from meshctl.hf.transformers_api import DiskFormat
 from meshctl.runtime import checkpoint
 
-KEPT = ("model", "head", "config", "tokenizer", "dtype", "experts", "lora", "freeze", "train")
+KEPT = ("model", "head", "num_labels", "config", "tokenizer", "dtype", "experts", "lora", "freeze", "train")
 """The arguments of `hf.Model` that decide what an export has."""
 PREFIX = "weights."
 """The beginning of the names of weights in the state of `hf.Model`."""

@@ -50,9 +50,13 @@ from meshctl.hf import sequence_parallel
 from meshctl.hf.options import ModelError, Sizes
 from meshctl.text.english import nearest
 
-HEADS = {"lm": AutoModelForCausalLM, "score": AutoModelForSequenceClassification}
+HEADS = {
+    "lm": AutoModelForCausalLM,
+    "score": AutoModelForSequenceClassification,
+    "classify": AutoModelForSequenceClassification,
+}
 """Value of `args.head` -> class of transformers that selects the class of a model. `lm` returns logits of the
-vocabulary, and `score` returns a score for each position."""
+vocabulary, `score` a score for each position, and `classify` logits of the labels for each position."""
 SUMMED_OVER_TP = "replicated_with_grad_allreduce"
 """The style of parameters that compute with the heads of this rank only. transformers sums their gradients
 in a hook after each backward pass. Here, `Trainer.step` sums those of an update in one operation."""
@@ -88,12 +92,12 @@ def quiet() -> None:
 def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str, Any]) -> Any:
     """Returns the config of a model: a folder, a name of the hub, or a mapping with `model_type`. `changes`
     replaces values of the config. Raises `ModelError` if the config cannot be read."""
-    # Only the pooled output, which is not used here, depends on the padding token.
-    options = {"num_labels": 1, "pad_token_id": 0} if head == "score" else {}
+    options = {"num_labels": 1} if head == "score" else {}
     try:
-        if not isinstance(model, str):
-            return AutoConfig.for_model(**{**options, **model, **changes})
-        return AutoConfig.from_pretrained(model, **{**options, **changes}, trust_remote_code=False)
+        if isinstance(model, str):
+            found = AutoConfig.from_pretrained(model, **{**options, **changes}, trust_remote_code=False)
+        else:
+            found = AutoConfig.for_model(**{**options, **model, **changes})
     except Exception as error:  # of any kind: each config checks its own values
         shown = f"model `{model}`" if isinstance(model, str) else "the config of the model"
         own = (
@@ -102,6 +106,11 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         # the error of an invalid config has its reason in the second line
         reason = own or _unknown_type(model) or " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{shown} cannot be read: {reason}") from error
+    if head != "lm" and found.pad_token_id is None:
+        # Here, nothing depends on it. Exported models need it to find the last token of each text.
+        ends = found.eos_token_id
+        found.pad_token_id = ends if isinstance(ends, int) else (ends or [0])[0]
+    return found
 
 
 def _unknown_type(model: str | Mapping[str, Any]) -> str:
@@ -141,10 +150,11 @@ def check_usable(config: Any, head: str, attention: str | None, sizes: Sizes) ->
         if getattr(sizes, dim) > 1 or (dim == "cp" and sizes.ulysses > 1):
             raise ModelError(f"a `{kind}` model cannot be trained on {dim}: {why}; use fsdp")
     try:
-        found = outline(config, head, attn_implementation=attention) if attention or head == "score" else None
+        is_used = attention or head != "lm"
+        found = outline(config, head, attn_implementation=attention) if is_used else None
     except (ImportError, ValueError) as error:
         raise ModelError(f"`attention: {attention}`: {_first_line(error)}") from None
-    if head == "score" and not isinstance(getattr(found, "score", None), nn.Module):
+    if head != "lm" and not isinstance(getattr(found, "score", None), nn.Module):
         raise ModelError(f"a `{kind}` model has no head with a score of each token")
 
 
@@ -387,15 +397,15 @@ def tie(model: Any) -> None:
 
 
 def scores_of(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Returns `[rows, length]`: the score of each position of a model with the head `score`. The model's own
-    forward returns the score of the last position only."""
+    """Returns `[rows, length, labels]`: the output of the head `score` or `classify` at each position. The
+    model's own forward returns that of the last position only."""
     found: list[torch.Tensor] = []
     handle = model.score.register_forward_hook(lambda module, given, output: found.append(output))
     try:
         model(**inputs)
     finally:
         handle.remove()
-    return found[0][..., 0]
+    return found[0]
 
 
 def end_tokens(model: Any) -> list[int]:

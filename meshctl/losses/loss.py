@@ -21,6 +21,7 @@ from meshctl.runtime.component import ComponentError
 
 LOSSES = {
     "cross_entropy": "meshctl.losses.loss.cross_entropy",
+    "classification": "meshctl.losses.loss.classification",
     "dpo": "meshctl.losses.preferences.dpo",
     "ipo": "meshctl.losses.preferences.ipo",
     "simpo": "meshctl.losses.preferences.simpo",
@@ -52,6 +53,7 @@ value other than 0 and None requires the input. With 0 or None it is not used th
 it."""
 PROVIDERS = {
     "logprobs": "a source of single texts, such as `meshctl.data.Chat`",
+    "label": "a source of texts with labels, `meshctl.data.Labelled`",
     "chosen_logprobs": "a source of pairs, `meshctl.data.Pairs`",
     "chosen_scores": "a source of pairs, `meshctl.data.Pairs`",
     "advantages": "`update` of `hf.Model` from `rewards`, by the function that `advantage` names",
@@ -212,3 +214,14 @@ def cross_entropy(logprobs: Tensor, mask: Tensor) -> LossSum:
     weights = mask.to(logprobs.dtype)
     used = torch.where(mask != 0, logprobs, 0.0)
     return LossSum(-(used * weights).sum(), weights.sum().detach())
+
+
+def classification(class_logprobs: Tensor, label: Tensor) -> LossSum:
+    """The cross entropy of the labels of whole texts, with the number of texts as the count.
+
+    `class_logprobs` is `[samples, labels]` and `label` is int64 `[samples]`. `metrics` has the number of
+    texts whose likeliest label is the right one, as `accuracy`.
+    """
+    total = -class_logprobs.gather(1, label[:, None]).sum()
+    right = (class_logprobs.detach().argmax(1) == label).sum().to(total.dtype)
+    return LossSum(total, torch.full_like(right, len(label)), {"accuracy": right})

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("transformers")
 
 from meshctl import Batch
-from meshctl.data import Chat, ChatStream, DataError, Pairs, PairsStream, RowError, Text
+from meshctl.data import Chat, ChatStream, DataError, Labelled, Pairs, PairsStream, RowError, Text
 from meshctl.data.source import Source
 
 END = 258
@@ -58,6 +58,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 # Columns
+
+
+def test_a_csv_of_labels_gives_texts_with_numbers_or_names(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.csv"
+    path.write_text("review,stars,mood\ngood,1,happy\nbad one,0,sad\n")
+    given: dict[str, Any] = {"fields": {"text": "review", "label": "stars"}, "shuffle": False}
+    batch = batch_of(Labelled(str(path), "byte", **given, keep=["mood"]), range(2))
+    assert rows_of(batch, "input_ids") == [[*b"good"], [*b"bad one"]]
+    assert batch["label"].tolist() == [1, 0] and batch["mood"] == ["happy", "sad"]
+    given["fields"]["label"] = "mood"
+    assert batch_of(Labelled(str(path), "byte", **given), range(2))["label"] == ["happy", "sad"]
+    with pytest.raises(DataError, match="the row has no `label`; its keys are review, stars, mood"):
+        Labelled(str(path), "byte", fields={"text": "review"})
 
 
 def test_the_assistant_is_learned(chats: str) -> None:
@@ -493,7 +506,7 @@ def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
     source = made(Text(path, "byte", shuffle=False, keep=["n"]))
     with pytest.raises(RowError, match=r"rows\.jsonl:2: `n` is 1\.5, the first row has a value of type int"):
         source.next(range(2))
-    with pytest.raises(RowError, match=r"rows\.jsonl:3: the row has no `n`, which `keep` names"):
+    with pytest.raises(RowError, match=r"rows\.jsonl:3: the row has no `n`; its keys are"):
         source.next(range(2, 3))
 
 
@@ -508,7 +521,7 @@ def test_a_kept_value_of_another_type_is_named(tmp_path: Path) -> None:
         (Chat, {"learn": "user"}, "`learn: user` is not one of assistant, turns, last, all"),
         (Text, {"pack": True, "max_length": 9, "keep": ["n"]}, "`pack` and `keep` exclude each other"),
         (Text, {"over_length": "split", "keep": ["n"]}, "`keep` needs one sample for each row"),
-        (Text, {"keep": ["nothing"]}, "the row has no `nothing`, which `keep` names"),
+        (Text, {"keep": ["nothing"]}, "the row has no `nothing`; its keys are"),
         (Text, {"held_out": True}, "`held_out` needs `holdout`"),
     ],
 )

@@ -226,7 +226,21 @@ def preferences_with_an_adapter(rank: int) -> None:
     assert found[1] == parity.approx(found[0], 1e-10) and found[0][0] != found[0][2]
 
 
+def labels_are_learned_alike_in_every_layout(rank: int) -> None:
+    texts, found = parity.batch_of(1, False), []
+    labelled = Batch({"input_ids": texts["input_ids"], "label": torch.arange(len(texts)) % 3}, ids=texts.ids)
+    for sizes in (DP, FSDP, TP, CP, ULYSSES, PP, SEQUENCE):
+        options = {"dtype": "float64", "head": "classify", "num_labels": 3, "loss": "classification"}
+        model = parity.made("llama", sizes, **options, lr=1e-2, micro_batch=3)
+        updates = [model.update(parity.share(model, labelled)) for _ in range(3)]
+        found.append([one[name] for one in updates for name in ("loss", "grad_norm", "accuracy")])
+    for one in found[1:]:
+        assert one == parity.approx(found[0], 1e-10)
+    assert found[0][-1] > found[0][2]
+
+
 CHECKS: tuple[worlds.Check, ...] = (
+    labels_are_learned_alike_in_every_layout,
     preferences_with_an_adapter,
     outputs_for_divided_texts_are_those_for_whole_texts,
     each_tp_rank_has_a_part_of_the_tokens_between_the_regions_of_a_layer,

@@ -269,6 +269,27 @@ def test_an_exported_reward_model_keeps_its_score(tmp_path: Path) -> None:
     torch.testing.assert_close(plain(input_ids=ids[None]).logits[0, 0].detach(), found)
 
 
+def test_an_exported_classifier_keeps_its_labels_in_padded_batches(tmp_path: Path) -> None:
+    config = {"id2label": {0: "bad", 1: "good", 2: "open"}, "eos_token_id": 95}
+    classifier = model(head="classify", num_labels=3, loss="classification", config=config, lr=1e-2)
+    texts = batch_of(1, False)
+    names = [["bad", "good", "open"][row % 3] for row in range(len(texts))]
+    batch = Batch({"input_ids": texts["input_ids"], "label": names}, ids=texts.ids)
+    found = [classifier.update(batch) for _ in range(8)]
+    assert found[-1]["accuracy"] == 1 > found[0]["accuracy"] and found[-1]["loss"] < found[0]["loss"] / 2
+    classifier.export(tmp_path)
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
+    assert plain.config.id2label == {0: "bad", 1: "good", 2: "open"} and plain.config.pad_token_id == 95
+    logits = plain(input_ids=texts["input_ids"].padded(95)).logits
+    assert [plain.config.id2label[one] for one in logits.argmax(1).tolist()] == names
+    for label in ("new", 3):
+        wrong = Batch({"input_ids": texts["input_ids"], "label": [label] * len(texts)}, ids=texts.ids)
+        with pytest.raises(ModelError, match=r"`label` of samples .* is none of the 3 labels"):
+            classifier.evaluate(wrong)
+    with pytest.raises(ModelError, match="a loss of whole texts needs one text in each row"):
+        classifier.evaluate(batch_of(1, True).with_columns(label=torch.zeros(8, dtype=torch.int64)))
+
+
 def test_an_adapter_reaches_another_model_alone() -> None:
     trained, other = model(lora=LORA), model(lora=LORA)
     trained.update(batch_of(1, False))
@@ -295,7 +316,8 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"model": {"model_type": "qwen33"}}, "no model type `qwen33`; did you mean `qwen3`"),
         ({"model": {"hidden_size": 8}}, "the config of the model cannot be read: it has no `model_type`"),
         ({"model": {"model_type": "qwen3", "hidden_size": "x"}}, "the config of the model cannot be read"),
-        ({"head": "tail"}, "`head` is lm or score"),
+        ({"head": "tail"}, "`head` is lm or score or classify"),
+        ({"num_labels": 3}, "`num_labels` needs `head: classify`"),
         ({"model": {"model_type": "vit"}}, "transformers has no class of a `vit` model with the head `lm`"),
         (
             {"model": {"model_type": "mamba"}, "head": "score"},

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("transformers")
 
 from meshctl import Batch
-from meshctl.data import Chat, Pairs
+from meshctl.data import Chat, Labelled, Pairs
 from meshctl.data.source import Source
 from meshctl.hf import Model
 from meshctl.losses import LOSSES
@@ -33,7 +33,9 @@ def model(**options: Any) -> Model:
 
 def batch_of(folder: Path, loss: str) -> Batch:
     words = ["ab", "abc", "b", "cab"]
-    if loss in PAIRS_LOSSES:
+    if loss == "classification":
+        rows = [{"text": word, "label": n % 2} for n, word in enumerate(words)]
+    elif loss in PAIRS_LOSSES:
         rows = [{"prompt": word, "chosen": word.upper(), "rejected": word} for word in words]
     else:
         texts = [(word, word.upper()) for word in words]
@@ -43,7 +45,8 @@ def batch_of(folder: Path, loss: str) -> Batch:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     keep = ["desirable"] if loss == "kto" else []
-    source: Source = (Pairs if loss in PAIRS_LOSSES else Chat)(str(path), "byte", shuffle=False, keep=keep)
+    kinds: dict[str, type[Source]] = {"classification": Labelled, **dict.fromkeys(PAIRS_LOSSES, Pairs)}
+    source = kinds.get(loss, Chat)(str(path), "byte", shuffle=False, keep=keep)
     batch = source.next(range(len(rows)))
     assert batch is not None
     return batch
@@ -51,7 +54,8 @@ def batch_of(folder: Path, loss: str) -> Batch:
 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name not in OF_ROLLOUTS])
 def test_a_model_lowers_each_loss(loss: str, tmp_path: Path) -> None:
-    batch, head = batch_of(tmp_path, loss), "score" if loss == "bradley_terry" else "lm"
+    batch = batch_of(tmp_path, loss)
+    head = {"bradley_terry": "score", "classification": "classify"}.get(loss, "lm")
     trained = model(loss=loss, head=head, lr=1e-3)
     if loss in ("dpo", "ipo", "kto"):
         batch = batch.joined(model().ref_logprobs(batch))

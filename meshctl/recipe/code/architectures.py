@@ -210,8 +210,8 @@ def _config(architecture: Architecture, values: Values) -> Values:
 
 def parameters_of(values: Values, head: str = "lm") -> list[Parameter]:
     """Returns the parameters of a model whose config has these values. The head is `lm`, logits of the
-    vocabulary, or `score`, one score. Raises `UnknownBytes` if the architecture is not in the table, or
-    a size is missing."""
+    vocabulary, `score`, one score, or `classify`, logits of labels. Raises `UnknownBytes` if the architecture
+    is not in the table, or a size is missing."""
     kind = values.get("model_type")
     architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
     if architecture is None:
@@ -230,8 +230,10 @@ def _parameters(architecture: Architecture, sizes: _Sizes, head: str) -> Iterato
             yield from _of_module(module, sizes, count, "model.layers.*.")
     for module in architecture.norm:
         yield from _of_module(module, sizes, 1, "model.")
-    if head == "score":
-        yield Parameter("score.weight", (1, table[1]), is_linear=True)
+    if head != "lm":
+        named = sizes.config.get("id2label") or (0, 1)
+        labels = 1 if head == "score" else sizes.config.get("num_labels") or len(named)
+        yield Parameter("score.weight", (labels, table[1]), is_linear=True)
     elif not sizes.config.get(TIE):
         yield Parameter("lm_head.weight", table, tp_dim=0, is_linear=True)
 

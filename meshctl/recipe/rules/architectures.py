@@ -232,7 +232,7 @@ def _of_rows(
 def vocabulary_has_shards(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """FSDP can shard the parts of an output layer that tp has divided unevenly."""
     tp, shards, tree = one.mesh.size("tp"), one.mesh.size("fsdp") * one.mesh.size("cp"), one.config
-    if tree is None or not one.layouts.tied_shards or tp == 1 or facts.head(one.name) == HEADS[1]:
+    if tree is None or not one.layouts.tied_shards or tp == 1 or facts.head(one.name) not in (None, "lm"):
         return
     rows, at = sizes_in(tree).get("vocab_size") or (0, tree.span)
     if one.name not in facts.tied_rows and not are_divisible(rows, tp, shards):

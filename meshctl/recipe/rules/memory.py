@@ -273,6 +273,8 @@ def _patterns(facts: Facts, component: str, argument: str) -> tuple[str, ...]:
 def _parameters(facts: Facts, component: str, head: str) -> list[Parameter]:
     tree = facts.config_values(component)
     if tree is not None and (values := plain(tree)):
+        if head == "classify" and isinstance(labels := _value(facts, component, "num_labels"), int):
+            values = {**values, "num_labels": labels}
         return parameters_of(values, head)
     missing = [file.wrong for _, file in facts.declared_configs(component) if file.wrong]
     raise UnknownBytes(missing[0] if missing else "no config of its model was found")

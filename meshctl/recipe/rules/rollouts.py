@@ -99,8 +99,8 @@ def temperatures_are_equal(facts: Facts) -> Iterator[Diagnostic]:
         sampled = value_of(facts, sampler, "temperature")
         learns = facts.declares(component).shipped.learns
         own = value_of(facts, component, "temperature") if learns else None
-        is_score = facts.head(component) == "score"
-        if sampled is None or own is None or sampled[0] == own[0] or is_score or component in reported:
+        is_lm = facts.head(component) == "lm"
+        if sampled is None or own is None or sampled[0] == own[0] or not is_lm or component in reported:
             continue
         reported.add(component)
         message = f"`temperature` of `{component}` is {own[0]}, but `{sampler}` samples at {sampled[0]}"
@@ -181,6 +181,8 @@ COMPUTED = (
     "meshctl.hf.outputs.AT_IDS",
 )
 """The tables with the inputs of losses that a model computes."""
+HEAD_OF = "meshctl.hf.outputs.HEAD_OF"
+"""The table from an input of a loss to the head that computes it."""
 ESTIMATES = ("advantages", "returns")
 """The inputs of a loss that the advantage computes."""
 REWARDS = "meshctl.rewards.functions.FUNCTIONS"
@@ -241,6 +243,13 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
     stages = [one for one in facts.recipe.pipeline.values() if one.block in ("", stage.block)]
     producers = [one.name for one in stages if one is not stage and column in (own_columns(facts, one) or ())]
     provider = entries_in(facts.code_of(stage.component), PROVIDERS).get(column, "")
+    head = _head_of(facts, stage.component, column)
+    if head != facts.head(stage.component) and head is not None:
+        code, own = facts.code_of(stage.component), facts.head(stage.component)
+        losses = entries_in(code, facts.declares(stage.component).shipped.choices["loss"])
+        fitting = [name for name, path in losses.items() if _is_of_head(facts, stage.component, path, own)]
+        others = f"use a loss of `head: {own}`: {listed(fitting, 'or')}"
+        return f"a model with `head: {head}` computes `{column}`; {others}"
     if producers:
         return f"take `{producers[0]}` too"
     return f"`{column}` comes from {provider}" if provider else ""
@@ -353,6 +362,18 @@ def _switched_on(facts: Facts, component: str, parameters: Parameters, options: 
                 break
 
 
+def _head_of(facts: Facts, component: str, name: str) -> object:
+    """Returns the head that computes an input of a loss; None if every head does."""
+    heads = literal_in(facts.code_of(component), HEAD_OF)
+    return heads.get(name) if isinstance(heads, Mapping) and facts.head(component) else None
+
+
+def _is_of_head(facts: Facts, component: str, loss: str, head: object) -> bool:
+    """Returns whether a loss has inputs that only a model with this head computes."""
+    found = parameters_of(facts.code_of(component), loss)
+    return found is not None and head in {_head_of(facts, component, name) for name in found.required}
+
+
 def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
     tables = [names_in(facts.code_of(component), table) for table in COMPUTED]
     if not all(tables):
@@ -363,7 +384,7 @@ def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str
     if tokens[0] not in columns and tokens[1] in columns:
         return False  # the model has pairs in place of single texts, or the other way round
     if name in computed:
-        return True
+        return (_head_of(facts, component, name) or facts.head(component)) == facts.head(component)
     has_reference = _is_given(facts, component, ("args", "lora")) is not False
     return has_reference and name.startswith(REFERENCE) and name.removeprefix(REFERENCE) in computed
 
