@@ -13,6 +13,7 @@ KUBERNETES := .venv/kubernetes
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
+OLDER := .venv/transformers-5.23.0
 BYTECODE := .venv/bytecode
 BROWSER := .venv/browser
 SLURM := .venv/slurm
@@ -84,7 +85,8 @@ suite: $(TOOLS) $(BYTECODE)
 test-all: lint $(BROWSER) $(SLURM) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
-nightly: $(BROWSER) $(REWARDS) smollm2
+nightly: $(BROWSER) $(REWARDS) $(OLDER) smollm2
+	@PYTHONPATH=$(OLDER) OMP_NUM_THREADS=1 $(BIN)/pytest -q tests/hf/test_families.py -k diagonal
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q --hypothesis-profile=nightly -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) --hypothesis-profile=nightly -m "hypothesis and not nightly"
 
@@ -144,6 +146,10 @@ $(BYTECODE): $(TOOLS)
 $(REWARDS): $(TOOLS)
 	$(INSTALL) -e '.[rewards]'
 	@touch $(REWARDS)
+
+# The older version of transformers that meshctl supports, which the tests of families also run with.
+$(OLDER): $(TOOLS)
+	$(BIN)/python -m pip install -q --no-deps --target $(OLDER) transformers==5.23.0
 
 # `make test` skips the tests of trackers with their libraries, 400 MB of packages.
 $(TRACK): $(TOOLS)

@@ -176,7 +176,15 @@ def positions_of(config: Any) -> int | None:
 def outline(config: Any, head: str, **options: Any) -> Any:
     """Returns a model without memory, on torch's `meta` device. `options` are those of `from_config`."""
     with torch.device("meta"):
-        return HEADS[head].from_config(deepcopy(config), **options)
+        model = HEADS[head].from_config(deepcopy(config), **options)
+    return _in_float64(model) if options.get("dtype") == torch.float64 else model
+
+
+def _in_float64(model: Any) -> Any:
+    """Returns a model with all weights in float64, also those that transformers always creates in float32."""
+    for one in model.parameters():
+        one.data = one.data.double()
+    return model
 
 
 def load_model(
@@ -205,7 +213,7 @@ def load_model(
 
         @classmethod
         def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
-            distribute(model)
+            distribute(_in_float64(model) if dtype == torch.float64 else model)
             return model
 
         @staticmethod
@@ -320,8 +328,24 @@ def shard_by_fsdp(model: Any, mesh: TorchDeviceMesh, sizes: Sizes, compute: torc
     for name in [name for name, style in of_experts.items() if style == DISPATCHED]:
         _shard_experts(model.get_submodule(name), mesh["ep_fsdp"], sizes, _get_fsdp_policy_kwargs(config))
     _, _, plan = model._resolve_parallel_plans(config)
-    present = (name for name in plan if any(True for _ in model.get_submodule(name).parameters()))
-    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), {name: plan[name] for name in present}, {})
+    present = {name: plan[name] for name in plan if any(True for _ in model.get_submodule(name).parameters())}
+    apply_fully_sharded_data_parallelism(model, _Meshes(mesh), _of_other_dtypes(model) | present, {})
+
+
+def _of_other_dtypes(model: Any) -> dict[str, str]:
+    """Returns a plan for the modules with weights of another dtype than the model's, such as routers that
+    transformers keeps in float32. FSDP2 shards only weights of one dtype together. Raises `ModelError` if
+    such a module has submodules."""
+    found = {}
+    for name, module in model.named_modules():
+        if any(one.dtype != model.dtype for one in module.parameters(recurse=False)):
+            found[name] = "free_full_weight"
+            if any(True for _ in module.children()):
+                raise ModelError(
+                    f"`{type(model).__name__}` has weights of another dtype than `dtype`, which dp and fsdp "
+                    "cannot divide: use `dtype: float32`, for training with `compute_dtype: bfloat16`"
+                )
+    return found
 
 
 def _shard_experts(
@@ -563,17 +587,17 @@ class CachedForward:
         self._cache, self._is_first = DynamicCache(config=model.config), True
         self._next = None if is_real is None else is_real.sum(1, keepdim=True)
         """`[rows, 1]`: the position of each row's next token."""
-        has_option = "logits_to_keep" in signature(model.forward).parameters
-        self._of_last = {"logits_to_keep": 1} if has_option else {}
+        known = signature(model.forward).parameters
+        self._of_last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._name = "cache" if "cache" in known else "past_key_values"  # before transformers 5.24
 
     def __call__(self, ids: torch.Tensor, *, all_logits: bool = False) -> torch.Tensor:
         """Returns the logits after the last token of each row, `[rows, 1, vocabulary]`, or with `all_logits`
         those after each token, `[rows, length, vocabulary]`. `ids` is int64 `[rows, length]` and continues
         the rows of the earlier passes."""
         options = {} if all_logits else self._of_last
-        made = self._model(
-            input_ids=ids, past_key_values=self._cache, use_cache=True, **self._padding(ids), **options
-        )
+        inputs = {"input_ids": ids, self._name: self._cache, "use_cache": True}
+        made = self._model(**inputs, **self._padding(ids), **options)
         logits = made.logits if all_logits else made.logits[:, -1:]
         assert isinstance(logits, torch.Tensor)
         return logits

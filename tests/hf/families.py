@@ -121,7 +121,7 @@ REFUSED: dict[str, dict[str, str]] = {
     "Qwen3-Next": {**_STATE, "LoRA, tp": "MC451"},
     "Gemma 4": {"ep": "MC419"},
     "Llama 4": {"tp": "MC439", "LoRA, tp": "MC439", "ep": "MC419", "pp": "MC469"},
-    "gpt-oss": {**_STATE, "tp": "MC439", "LoRA, tp": "MC439"},
+    "gpt-oss": _STATE,
     "DeepSeek V4": {**_STATE, "pp": "MC469"},
     "GLM 5": {"cp": "MC418", "ulysses": "MC418", "pp": "MC469", "LoRA, tp": "MC451"},
     "Phi 4": {"ep": "MC419", "LoRA, tp": "MC451"},

@@ -40,8 +40,10 @@ INPUTS: dict[str, Any] = {
     "kl": torch.tensor(0.7, dtype=torch.float64),
     "logprobs": logprobs(),
     "mask": torch.tensor([1.0, 0.0, 0.5, 1.0, 1.0, 0.0, 2.0], dtype=torch.float64),
+    "class_logprobs": -torch.rand((PAIRS, 3), generator=generator, dtype=torch.float64),
+    "label": torch.tensor([0, 1, 2, 0, 1, 2, 0]),
 }
-Row = dict[str, float]
+Row = dict[str, Any]
 
 
 def sigmoid(x: float) -> float:
@@ -98,8 +100,13 @@ def cross_entropy(row: Row) -> float:
     return -row["mask"] * row["logprobs"]
 
 
+def classification(row: Row) -> float:
+    return -float(row["class_logprobs"][row["label"]])
+
+
 CASES: list[tuple[Callable[..., float], dict[str, Any]]] = [
     (cross_entropy, {}),
+    (classification, {}),
     (dpo, {}),
     (dpo, {"beta": 0.3, "label_smoothing": 0.1}),
     (ipo, {}),
@@ -116,9 +123,9 @@ CASES: list[tuple[Callable[..., float], dict[str, Any]]] = [
 
 
 def rows_of(inputs: dict[str, Any]) -> list[Row]:
-    def value(name: str, row: int) -> float:
+    def value(name: str, row: int) -> Any:
         column = inputs[name]
-        return float(column if column.ndim == 0 else column[row])
+        return (column if column.ndim == 0 else column[row]).tolist()
 
     return [{name: value(name, row) for name in inputs} for row in range(PAIRS)]
 
