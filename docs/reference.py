@@ -120,7 +120,7 @@ def filled(text: str) -> str:
 
 def of_families() -> str:
     """Returns the table of families and layouts."""
-    names = [*families.LAYOUTS]
+    names = [*families.LAYOUTS, families.SAMPLED]
     rows = [f"| family | `model_type` | {' | '.join(names)} |", f"| --- | --- |{' --- |' * len(names)}"]
     for family, config in families.FAMILIES.items():
         cells = [families.cell(family, name) for name in names]

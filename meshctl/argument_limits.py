@@ -34,13 +34,14 @@ UNUSABLE: Mapping[str, Mapping[str, str]] = {
     "deepseek_v4": {"pp": "it changes the hidden states between its layers"},
     "gemma4_text": {"ep": "its plan divides experts without a dispatch of tokens"},
     "glm_moe_dsa": {
+        "cache": "its indexer keeps keys of its own",
         "cp": "its indexer selects among all tokens of a text",
         "pp": "its layers pass the selected tokens on",
     },
     "llama4_text": {"tp": "its layers add to the sum over tp ranks in place, which torch refuses"},
 }
 """Architecture -> dim -> why the dim cannot be used for training, although transformers has a plan. `cp`
-stands for ulysses, too."""
+stands for ulysses, too, and `cache` for the continuation of texts from a cache of keys and values."""
 BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 
 

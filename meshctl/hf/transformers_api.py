@@ -147,7 +147,7 @@ def check_usable(config: Any, head: str, attention: str | None, sizes: Sizes) ->
         help = "a decoder needs `config: {is_decoder: true}`"
         raise ModelError(f"a `{kind}` model is an encoder, in which each token sees those after it: {help}")
     for dim, why in UNUSABLE.get(kind, {}).items():
-        if getattr(sizes, dim) > 1 or (dim == "cp" and sizes.ulysses > 1):
+        if getattr(sizes, dim, 1) > 1 or (dim == "cp" and sizes.ulysses > 1):
             raise ModelError(f"a `{kind}` model cannot be trained on {dim}: {why}; use fsdp")
     try:
         is_used = attention or head != "lm"

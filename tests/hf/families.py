@@ -131,6 +131,12 @@ REFUSED: dict[str, dict[str, str]] = {
 """Family -> layout -> the code with which `validate` refuses it. All others equal one process."""
 
 
+SAMPLED = "sampler"
+"""The column of `hf.Sampler`, whose log-probabilities equal those of the trained model."""
+for _name in ("Qwen3.5", "Qwen3.5 MoE", "Qwen3-Next", "DeepSeek V4", "GLM 5", "Granite 4"):
+    REFUSED[_name][SAMPLED] = "MC471"
+
+
 def cell(family: str, layout: str) -> str:
-    """Returns what a layout does with a family: `EQUAL`, or a code."""
+    """Returns what a layout, or `SAMPLED`, does with a family: `EQUAL`, or a code."""
     return REFUSED.get(family, {}).get(layout, EQUAL)

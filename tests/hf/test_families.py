@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from meshctl import Batch
+from meshctl.hf import Model, ModelError, Sampler
+from meshctl.labels import IGNORED
 from meshctl.recipe.load import load
+from meshctl.runtime.batch.batch import Ragged
 from tests.hf import parity
-from tests.hf.families import EQUAL, FAMILIES, LAYOUTS, ROUNDING, cell
+from tests.hf.families import EQUAL, FAMILIES, LAYOUTS, ROUNDING, SAMPLED, cell
 from tests.hf.parity import EXACT, ROUNDED, Case, Gate
 from tests.hf.random_layouts import arguments_of
 from tests.hf.test_parity import verdicts
@@ -88,6 +93,32 @@ def test_what_cannot_be_equal_is_refused_with_a_remedy(family: str, tmp_path: Pa
         expected = cell(family, layout)
         assert [one.code for one in errors] == [expected] * (expected != EQUAL), (layout, errors)
         assert all(one.help for one in errors)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sampler_has_the_log_probabilities_of_the_trained_model(family: str, tmp_path: Path) -> None:
+    config = {**FAMILIES[family], "initializer_range": 0.3}
+    options: dict[str, Any] = {"dtype": "float64", "experts": "eager" if "expert" in str(config) else None}
+    sampler = Sampler(config, tokenizer="byte", max_new_tokens=6, group_size=2, **options)
+    if (expected := cell(family, SAMPLED)) == EQUAL:
+        trained = Model(config, **options)
+        sampler.load_weights(trained.weights())
+        answers = sampler.sample(Batch({"prompt_ids": Ragged.of([torch.arange(97, 103)] * 2)}))
+        learned = answers["labels"].values != IGNORED
+        own, sampled = trained.logprobs(answers)["logprobs"].values, answers["sampled_logprobs"].values
+        torch.testing.assert_close(own[learned], sampled[learned], rtol=0, atol=1e-12)
+            assert learned.sum() > 12
+        return
+    with pytest.raises(ModelError, match=r"it supports neither `hf.Sampler`"):
+        sampler.setup()
+    args = {"model": config, "tokenizer": "byte", "max_new_tokens": 6}
+    recipe = {
+        "groups": {"rollout": {"ranks": 1, "device_type": "cpu"}},
+        "components": {"sampler": {"_target_": "meshctl.hf.Sampler", "group": "rollout", "args": args}},
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    found = load("recipe.yaml", [], tmp_path, environ={}).report.diagnostics
+    assert (expected, "sample with meshctl.vllm.Sampler") in [(one.code, one.help) for one in found]
 
 
 def test_a_diagonal_equals_one_process() -> None:

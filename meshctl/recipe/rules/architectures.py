@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from meshctl.argument_limits import UNUSABLE
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import SEQUENCE
 from meshctl.recipe.code.model_config import layer_types, model_types_in, sizes_in
@@ -107,12 +108,19 @@ def _state(facts: Facts, component: str) -> tuple[str, Span] | None:
     return next((one for one in kinds if tree and has_state(code, one[0], layer_types(tree)) is True), None)
 
 
+def _own_cache(facts: Facts, component: str) -> tuple[str, Span] | None:
+    """Returns the architecture of a component, and its place, if its cache has more than keys and values."""
+    tree = facts.config_values(component)
+    kinds = model_types_in(tree) if tree else []
+    return next((one for one in kinds if "cache" in UNUSABLE.get(one[0], ())), None)
+
+
 def cached_texts_have_no_state(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """A model that continues texts from a cache of keys and values has no other state."""
     name = component.name
     path = facts.declares(name).layouts.cache
     node, is_whole = facts.argument(name, path), path == ("args",)
-    state = _state(facts, name) if node and node.value else None
+    state = _state(facts, name) or _own_cache(facts, name) if node and node.value else None
     if node and state:
         what = f"`{name}`" if is_whole else f"`{path[-1]}` of `{name}`"
         message = f"{what} needs a cache of keys and values, and `{state[0]}` also has a state"
