@@ -37,7 +37,7 @@ HOMES = {
     "transformers": {"hf"},
     "peft": {"hf"},
     "vllm": {"vllm"},
-    "safetensors": {"hf"},
+    "safetensors": {"hf", "vllm"},
     "numpy": {"topology", "runtime", "components"},
     "msgpack": {"runtime", "rewards"},
     "math_verify": {"rewards"},

@@ -25,8 +25,9 @@ OVER_LENGTH = ("error", "truncate", "drop", "split")
 """The values of `over_length` for a row that is longer than `max_length`. `error` raises an error with the
 row's place, `truncate` keeps its first tokens, `drop` leaves the row out, and `split` makes several samples
 of it."""
-LEFT_OUT = "%d rows are left out, since they have nothing to learn in their first %s tokens, such as %s"
+LEFT_OUT = "%d rows are left out, since they have nothing to learn%s, such as %s"
 """The warning about rows without labels."""
+NOTHING = "the row has nothing to learn"
 PACKED = ("position_ids", "segment_ids")
 """The additional columns of packed rows."""
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
@@ -56,6 +57,11 @@ class Limit:
         columns = [column[:size] for name, column in example.items() if name.endswith("labels")]
         return all(any(label != IGNORED for label in column) for column in columns)
 
+    @property
+    def shown(self) -> str:
+        """The tokens that `LEFT_OUT` is about."""
+        return f" in their first {self.size} tokens" if self.size else ""
+
     def pieces(self, length: int) -> list[range]:
         """Returns the used tokens of an example with `length` tokens: one range for each part, and none for a
         dropped example. Raises `DataError` if the example is too long and `over_length` is `error`."""
@@ -71,6 +77,11 @@ class Limit:
             return []
         count = length if self.over_length == "split" else self.size
         return [range(start, min(start + self.size, length)) for start in range(0, count, self.size)]
+
+
+def is_learned(example: Example) -> bool:
+    """Returns whether each column of labels has a label."""
+    return Limit(None, "error").keeps_labels(example)
 
 
 def length_of(example: Example) -> int:

@@ -196,6 +196,7 @@ class AnswerSampler(Component):
     model: str | Mapping[str, Any]
     config: Mapping[str, Any]
     tokenizer_name: str
+    tokens: Sequence[str] = ()
     group_size: int
     logprobs_dtype = torch.float32
 
@@ -214,7 +215,7 @@ class AnswerSampler(Component):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.tokenizer_name)
+        return Tokenizer(self.tokenizer_name, tokens=self.tokens)
 
     @cached_property
     def _held(self) -> HeldBySampler | None:

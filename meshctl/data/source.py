@@ -30,7 +30,19 @@ from meshctl.data.encoders import (
     TextEncoder,
 )
 from meshctl.data.errors import DataError, RowError, errors_at
-from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
+from meshctl.data.examples import (
+    LEFT_OUT,
+    NOTHING,
+    PACKED,
+    Kept,
+    cut,
+    is_learned,
+    joined,
+    length_of,
+    limit_of,
+    packed,
+    ragged,
+)
 from meshctl.data.mixtures import Mixture, part_names, parts_of
 from meshctl.data.prefetch import Prefetch, results
 from meshctl.data.rows import Concatenated, Expanded, Permutation, Rows, open_rows, split_off
@@ -83,6 +95,7 @@ class Source(Component):
         seed: int = 0,
         holdout: float = 0,
         held_out: bool = False,
+        tokens: Sequence[str] = (),
         chat_template: str = "",
         template_args: Mapping[str, Any] | None = None,
         workers: int = 0,
@@ -104,13 +117,14 @@ class Source(Component):
             rows that `skip` leaves out.
         shuffle, seed: whether each epoch has a random order, and the seed of these orders.
         holdout, held_out: the number or fraction of rows that are held out, and whether to read them.
+        tokens: tokens that are added to the tokenizer, as the argument `tokens` of the model.
         chat_template, template_args: a file with a chat template, and variables of the template.
         workers: number of processes that prepare samples ahead; with 0, `next` prepares them.
         """
         check_arguments(SOURCE, locals(), DataError)
         self._seed, self._shuffle, self._workers, self._pack = seed, shuffle, workers, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
-        loaded = Tokenizer(tokenizer, chat_template, template_args)
+        loaded = Tokenizer(tokenizer, chat_template, template_args, tokens)
         self._encode = self._encoder(loaded, learn, fields or {})
         paths, shares = parts_of(path)
         opened = [Concatenated([self._open(one, split) for one in part]) for part in paths]
@@ -163,7 +177,7 @@ class Source(Component):
         self._check_bad([row for row, length in enumerate(found) if length == BAD])
         lengths = list(enumerate(found))
         if (lost := [row for row, length in lengths if not length]) and self.rank == 0:
-            log.warning(LEFT_OUT, len(lost), self._limit.size or "all", self._rows.place(lost[0]))
+            log.warning(LEFT_OUT, len(lost), self._limit.shown, self._rows.place(lost[0]))
         packs: list[list[int]] = []
         self._parts, stop = [], 0
         for number, size in enumerate(self._sizes):
@@ -238,6 +252,9 @@ class Source(Component):
         example = self._example(part.row)
         if part.tokens is not None:
             return cut(example, part.tokens)
+        if not is_learned(example):
+            help = "write `bad_rows: skip` to leave such rows out"
+            raise RowError(self._rows.place(part.row), f"{NOTHING}; {help}")
         return cut(example, self._pieces(part.row, length_of(example))[0])
 
     def _example(self, row: int) -> Example:
@@ -284,12 +301,12 @@ class Source(Component):
     def _problem(self, row: int) -> str:
         """Returns why a row cannot be used, with its place; empty if it can be used."""
         try:
-            self._pieces(row, length_of(self._example(row)))
+            self._pieces(row, length_of(example := self._example(row)))
             for kept in self._kept:
                 self._kept_value(kept, row)
         except RowError as error:
             return str(error)
-        return ""
+        return "" if is_learned(example) else f"{self._rows.place(row)}: {NOTHING}"
 
     def _check_bad(self, bad: Sequence[int]) -> None:
         """Logs the first rows that are skipped. Raises `DataError` if they are more than the limit."""
@@ -387,6 +404,7 @@ class Prompts(Source):
         seed: int = 0,
         holdout: float = 0,
         held_out: bool = False,
+        tokens: Sequence[str] = (),
         chat_template: str = "",
         template_args: Mapping[str, Any] | None = None,
         workers: int = 0,
@@ -418,6 +436,7 @@ class Prompts(Source):
             seed=seed,
             holdout=holdout,
             held_out=held_out,
+            tokens=tokens,
             chat_template=chat_template,
             template_args=template_args,
             workers=workers,

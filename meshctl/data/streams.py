@@ -21,7 +21,19 @@ from meshctl.data import tables
 from meshctl.data.checks import STREAM
 from meshctl.data.encoders import Encoder, Example
 from meshctl.data.errors import DataError, RowError, errors_at
-from meshctl.data.examples import LEFT_OUT, PACKED, Kept, cut, joined, length_of, limit_of, packed, ragged
+from meshctl.data.examples import (
+    LEFT_OUT,
+    NOTHING,
+    PACKED,
+    Kept,
+    cut,
+    is_learned,
+    joined,
+    length_of,
+    limit_of,
+    packed,
+    ragged,
+)
 from meshctl.data.prefetch import Prefetch
 from meshctl.data.rows import Permutation, Row, Rows, check_hub_name, files_of, open_rows, saved_folder
 from meshctl.data.source import ChatRows, PairsRows, TextRows
@@ -88,6 +100,7 @@ class Stream(Component):
         buffer: int = 1000,
         seed: int = 0,
         repeat: bool = False,
+        tokens: Sequence[str] = (),
         chat_template: str = "",
         template_args: Mapping[str, Any] | None = None,
         workers: int = 0,
@@ -103,7 +116,8 @@ class Stream(Component):
         check_arguments(STREAM, locals(), DataError)
         self._repeat, self._pack = repeat, pack
         self._limit = limit_of(self.ENCODER, max_length, over_length, pack)
-        self._encode = self.ENCODER(Tokenizer(tokenizer, chat_template, template_args), learn, fields or {})
+        loaded = Tokenizer(tokenizer, chat_template, template_args, tokens)
+        self._encode = self.ENCODER(loaded, learn, fields or {})
         if keep and over_length == "split":
             raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
         self._rows = _open_stream(path, split, shuffle=shuffle, seed=seed, buffer=buffer)
@@ -187,8 +201,11 @@ class Stream(Component):
             if self._is_counted and not self._limit.keeps_labels(example):
                 self._lost += 1
                 if not str(self._lost).strip("0")[1:]:  # at 1, 2, ..., 10, 20, ...
-                    log.warning(LEFT_OUT, self._lost, self._limit.size, place)
+                    log.warning(LEFT_OUT, self._lost, self._limit.shown, place)
                 continue
+            if not is_learned(example):
+                help = "write `max_length` with `over_length: drop` to leave such rows out"
+                raise RowError(place, f"{NOTHING}; {help}")
             with errors_at(place):
                 pieces = self._limit.pieces(length_of(example))
             yield from (Sample(place, row, cut(example, tokens)) for tokens in pieces)
@@ -215,12 +232,12 @@ class Stream(Component):
     def _problem(self, place: str, row: Row) -> str:
         try:
             with errors_at(place):
-                self._limit.pieces(length_of(self._encode(row)))
+                self._limit.pieces(length_of(example := self._encode(row)))
                 for kept in self._kept:
                     kept.value(row)
         except RowError as error:
             return str(error)
-        return ""
+        return "" if is_learned(example) else f"{place}: {NOTHING}"
 
     def _kept_value(self, kept: Kept, sample: Sample) -> Any:
         with errors_at(sample.place):

@@ -32,16 +32,24 @@ class Tokenizer:
     """A tokenizer of transformers, which is loaded by name or from a folder."""
 
     def __init__(
-        self, name: str, chat_template: str = "", template_args: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        chat_template: str = "",
+        template_args: Mapping[str, Any] | None = None,
+        tokens: Sequence[str] = (),
     ) -> None:
         """Loads the tokenizer `name`: `byte`, a folder, or a name of the hub.
 
         `chat_template` is a file with a template that replaces the tokenizer's own template. `template_args`
-        are variables of the template. Raises `DataError` if the tokenizer or the file cannot be found or
-        read.
+        are variables of the template. `tokens` are added to the vocabulary. Raises `DataError` if the
+        tokenizer or the file cannot be found or read.
         """
         self.name, self._template_args = name, dict(template_args or {})
         self._tokenizer = _loaded(name)
+        before = len(self._tokenizer)
+        self._tokenizer.add_tokens(list(tokens))
+        self.added = range(before, len(self._tokenizer))
+        """The ids of the tokens that were added."""
         if chat_template:
             self._tokenizer.chat_template = _file(chat_template).read_text(encoding="utf-8")
         whole, plain = (
@@ -57,6 +65,10 @@ class Tokenizer:
     def __len__(self) -> int:
         """The number of token ids, special tokens included."""
         return len(self._tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Writes the files of the tokenizer to `folder`."""
+        self._tokenizer.save_pretrained(folder)
 
     @property
     def end_token(self) -> int | None:

@@ -64,6 +64,8 @@ class Build:
     split: str | Sequence[int] = "count"
     """The division of the layers over pipeline stages: a name of `SPLITS`, or the layers of each stage."""
     pp_rank: int = 0
+    added: range = range(0)
+    """The ids of tokens that are added to the vocabulary of the model."""
 
     def stages(self, config: Any) -> Stages | None:
         """Returns the pipeline stages of a model with this config; None if a rank holds the whole model."""
@@ -85,7 +87,7 @@ def build(wanted: Build) -> nn.Module:
         # folder, or if that one lacks weights, transformers resolves the name.
         found = local_folder(named, sys.path, os.environ, MODEL_FILES)
         named = named if found is None or missing_weights(found) else str(found)
-    config = transformers_api.read_config(named, wanted.head, wanted.config)
+    config = read_config(named, wanted.head, wanted.config, wanted.added)
     if wanted.selection != Selection():
         names = [name for name, _ in transformers_api.outline(config, wanted.head).named_parameters()]
         for pattern in wanted.selection.unused(names):
@@ -111,6 +113,16 @@ def build(wanted: Build) -> nn.Module:
     model.config.use_cache = False  # with a cache, transformers does not look for the borders of packed texts
     model.train()
     return model  # type: ignore[no-any-return]
+
+
+def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str, Any], added: range) -> Any:
+    """Returns the config of a model whose vocabulary has the ids `added`. Raises `ModelError` if it cannot be
+    read."""
+    config = transformers_api.read_config(model, head, changes)
+    text = config.get_text_config()
+    if added:
+        text.vocab_size = max(text.vocab_size, added.stop)
+    return config
 
 
 def _select_trained(model: Any, wanted: Build) -> None:
@@ -150,6 +162,7 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
     if wanted.lora:
         peft_api.inject(outline, wanted.lora)
         renamed |= peft_api.renamed_by(outline)
+    tables = transformers_api.vocabulary_tables(outline) if wanted.added else []
     model, missing = transformers_api.load_model(
         folder,
         config,
@@ -159,7 +172,9 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
         wanted.device,
         lambda model: distribute(model, wanted),
         renamed,
+        tables,
     )
+    _extend(model, folder, wanted, {name: outline.get_parameter(name).shape for name in tables})
     new = {name for name in missing if wanted.head != "lm" and name.startswith(NEW_HEAD)}
     if lacking := [name for name in missing if name not in new and not peft_api.is_adapter(name)]:
         first, others = peft_api.plain_name(lacking[0]), len(lacking) - 1
@@ -168,6 +183,23 @@ def _loaded(folder: str, config: Any, wanted: Build) -> Any:
     if new:  # transformers has drawn other values on each rank
         draw(model, transformers_api.outline(config, wanted.head), new, wanted.seed)
     return model
+
+
+@torch.no_grad()
+def _extend(model: Any, folder: str, wanted: Build, tables: Mapping[str, Sequence[int]]) -> None:
+    """Fills the tables of a vocabulary that is larger than in the files of the model, in place: an added
+    token has the mean of the tokens before it. `tables` maps their names to their shapes."""
+    if not tables:
+        return
+    own, added = held(model), wanted.added
+    disk = transformers_api.DiskFormat(model.config, wanted.head, wanted.dtype)
+    for name in own.keys() & tables.keys():
+        old = transformers_api.stored_tensor(folder, disk.renamed(name))
+        known = old[: added.start]
+        table = known.double().mean(0).to(old.dtype).repeat(tables[name][0], 1)
+        table[: len(known)] = known
+        table[added.stop : len(old)] = old[added.stop :]
+        copy_named(own, [(name, table)])
 
 
 def distribute(model: Any, wanted: Build) -> None:

@@ -29,7 +29,7 @@ MODEL = Shipped(
     },
     excludes={
         "micro_batch": ("micro_batch_tokens",),
-        "lora": ("freeze", "train"),
+        "lora": ("freeze", "train", "tokens"),
         "share_prompts": ("logits_chunk_tokens", "activation_checkpointing", "compile"),
     },
     calls={"schedule.warmup": ("update",), "schedule.steps": ("update",)},

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf.options import ModelError
 from meshctl.hub_cache import MODEL_FILES, TOKENIZER_FILES, local_folder
 from meshctl.package import SHIPPED_TOKENIZERS
@@ -26,13 +27,18 @@ TEMPLATES = "additional_chat_templates"
 
 
 def copy_companions(
-    model: str | Mapping[str, Any], tokenizer: str, changes: Mapping[str, Any], folder: Path
+    model: str | Mapping[str, Any],
+    tokenizer: str,
+    changes: Mapping[str, Any],
+    folder: Path,
+    extended: Tokenizer | None = None,
 ) -> None:
     """Copies the files beside the weights of `model`, and the tokenizer, to `folder`.
 
     A model of config values has no such files. With `tokenizer`, which is a shipped one, a folder, or a name
     of the hub, its files replace those of the model. `changes` are the values of the config that the user has
-    changed, and replace those of the generation config. Raises `ModelError` if a file cannot be copied.
+    changed, and replace those of the generation config. `extended` is the tokenizer with added tokens. Raises
+    `ModelError` if a file cannot be copied.
     """
     source = local_folder(model, sys.path, os.environ, MODEL_FILES) if isinstance(model, str) else None
     own = SHIPPED_TOKENIZERS.get(tokenizer) or local_folder(tokenizer, sys.path, os.environ, TOKENIZER_FILES)
@@ -41,6 +47,8 @@ def copy_companions(
     try:
         if own := own if tokenizer else source:
             _copy(own, folder)
+        if extended:
+            extended.save(folder)
         if source is not None and (source / GENERATION).is_file():
             values = json.loads((source / GENERATION).read_text(encoding="utf-8"))
             values |= {key: value for key, value in changes.items() if key in values}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
+from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf import checks, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.companions import copy_companions
@@ -106,6 +107,7 @@ class Model(Component):
         num_labels: int | None = None,
         config: Mapping[str, Any] | None = None,
         tokenizer: str = "",
+        tokens: Sequence[str] = (),
         export: Mapping[str, bool] | None = None,
         dtype: str = "float32",
         compute_dtype: Literal["bfloat16"] | None = None,
@@ -147,6 +149,8 @@ class Model(Component):
         config: values that replace those of the model's config.
         tokenizer: the tokenizer of exports, `byte`, a folder, or a name of the hub. The default is that of
             the model's folder.
+        tokens: tokens that are added to the tokenizer and to the embeddings, whose new rows are the mean of
+            the others. Sources and samplers have an argument of the same name.
         export: `{adapter: true}` if exports have the adapter alone, in the format of peft.
         dtype: the dtype of the stored weights.
         compute_dtype: the dtype of the forward and backward passes, `bfloat16`; None for `dtype`.
@@ -190,6 +194,9 @@ class Model(Component):
             raise ModelError("`num_labels` needs `head: classify`")
         self.model, self.head, self.export_tokenizer = model, head, tokenizer
         self.config = dict(config or {}) | ({"num_labels": num_labels} if num_labels else {})
+        self.tokens = tuple(tokens)
+        if tokens and not tokenizer and not isinstance(model, str):
+            raise ModelError("`tokens` needs `tokenizer` with a model of config values")
         self.dtype = dtype_of(dtype)
         self.compute_dtype = dtype_of(compute_dtype) if compute_dtype else None
         if self.compute_dtype not in (None, torch.bfloat16):
@@ -259,8 +266,15 @@ class Model(Component):
                 self.device,
                 self.split,
                 self.mesh.dim_rank(self.rank, "pp"),
+                self._tokenizer.added if self._tokenizer else range(0),
             )
         )
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        """The tokenizer with the added tokens; None if there are none."""
+        name = self.export_tokenizer or str(self.model)
+        return Tokenizer(name, tokens=self.tokens) if self.tokens else None
 
     @cached_property
     def _passes(self) -> Passes:
@@ -589,7 +603,7 @@ class Model(Component):
             tensors = tensors_of_all(tensors, shapes, owners, pp)
         export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
         if self.rank == 0:
-            copy_companions(self.model, self.export_tokenizer, self.config, path)
+            copy_companions(self.model, self.export_tokenizer, self.config, path, self._tokenizer)
         self.collective("world").barrier()
 
     def _export_adapter(self, path: Path) -> None:

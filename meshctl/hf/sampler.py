@@ -56,6 +56,7 @@ class Sampler(AnswerSampler):
         *,
         max_new_tokens: int,
         tokenizer: str = "",
+        tokens: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
         dtype: str = "float32",
         attention: str | None = None,
@@ -75,6 +76,7 @@ class Sampler(AnswerSampler):
             produce random weights.
         max_new_tokens: the most tokens of an answer.
         tokenizer: `byte`, a folder, or a name of the hub; by default that of the model.
+        tokens: tokens that are added to the tokenizer and to the embeddings, as in `hf.Model`.
         config: values that replace those of the model's config.
         dtype: the dtype of the weights.
         attention, experts: the names of the implementations of attention and of experts in transformers.
@@ -95,7 +97,7 @@ class Sampler(AnswerSampler):
         self.sampling = Sampling(temperature, top_k, top_p)
         self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
         self.attention, self.experts, self.lora = attention, experts, Lora.of(lora) if lora else None
-        self.tokenizer_name = tokenizer or str(model)
+        self.tokenizer_name, self.tokens = tokenizer or str(model), tuple(tokens)
         self.max_new_tokens, self.group_size = max_new_tokens, group_size
         self.stop_tokens = [one for one in stop if not isinstance(one, str)]
         self.stop_texts = tuple(one for one in stop if isinstance(one, str))
@@ -118,6 +120,7 @@ class Sampler(AnswerSampler):
                 experts=self.experts,
                 lora=self.lora,
                 seed=self.seed,
+                added=self.tokenizer.added,
                 device=self.device,
             )
         )

@@ -15,13 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshctl.hf import transformers_api, weights
+from meshctl.hf import building, transformers_api, weights
 from meshctl.hf.companions import copy_companions
 from meshctl.hf.model import Model
 from meshctl.hf.transformers_api import DiskFormat
 from meshctl.runtime import checkpoint
 
-KEPT = ("model", "head", "num_labels", "config", "tokenizer", "dtype", "experts", "lora", "freeze", "train")
+KEPT = (
+    "model",
+    "head",
+    "num_labels",
+    "config",
+    "tokenizer",
+    "tokens",
+    "dtype",
+    "experts",
+    "lora",
+    "freeze",
+    "train",
+)
 """The arguments of `hf.Model` that decide what an export has."""
 PREFIX = "weights."
 """The beginning of the names of weights in the state of `hf.Model`."""
@@ -78,11 +90,12 @@ def export_saved(folder: Path, name: str, args: Mapping[str, Any], to: Path, ada
             yield key, saved.read(key, shape)
 
     weights.export(disk, shapes, tensors(), to, made.collective("world"))
-    copy_companions(made.model, made.export_tokenizer, made.config, to)
+    copy_companions(made.model, made.export_tokenizer, made.config, to, made._tokenizer)
 
 
 def _config(made: Model) -> Any:
-    return transformers_api.read_config(made.model, made.head, made.config)
+    added = made._tokenizer.added if made._tokenizer else range(0)
+    return building.read_config(made.model, made.head, made.config, added)
 
 
 def _outline(made: Model) -> dict[str, Tensor]:

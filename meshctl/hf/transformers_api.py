@@ -6,9 +6,10 @@ processes. The functions here apply the same plans to the mesh of a component in
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -69,6 +70,7 @@ Distribute = Callable[[nn.Module], None]
 """A function that shards the parameters of a model in place. The model may be on torch's `meta` device."""
 PROBE_WIDTH = 4
 """The width of the numbered rows that `DiskFormat.rows_of` converts to find the stored place of each row."""
+OTHER_SHAPES = "its weights have other shapes than its config"
 LAYER = re.compile(r".*?\.\d+\.")
 """The prefix that the names of the parameters of one layer have in common."""
 make_schedule = get_scheduler
@@ -196,13 +198,15 @@ def load_model(
     device: torch.device,
     distribute: Distribute,
     renamed: Mapping[str, str],
+    resized: Collection[str] = (),
 ) -> tuple[Any, list[str]]:
     """Loads the model of a folder of safetensors. Each rank reads only its shards. Returns the model, and the
     names of its weights that the files lack, which have random values.
 
     `distribute` shards the model on torch's `meta` device, and `from_pretrained` reads the local shards to
-    `device`. `renamed` maps regular expressions for names on disk to names in the sharded model. Raises
-    `ModelError` if the model has no such head or a file cannot be read.
+    `device`. `renamed` maps regular expressions for names on disk to names in the sharded model. The weights
+    `resized` have other shapes than in the files, and unspecified values. Raises `ModelError` if the model
+    has no such head or a file cannot be read.
     """
     kind = class_of(config, head)
 
@@ -232,13 +236,36 @@ def load_model(
             key_mapping=dict(renamed) or None,
             distributed_config=DistributedConfig(),
             output_loading_info=True,
+            ignore_mismatched_sizes=bool(resized),
         )
     except (OSError, RuntimeError, SafetensorError) as error:
         has_other_shapes = "ignore_mismatched_sizes" in str(error)
-        reason = "its weights have other shapes than its config" if has_other_shapes else _first_line(error)
+        reason = OTHER_SHAPES if has_other_shapes else _first_line(error)
         raise ModelError(f"model `{folder}` cannot be loaded: {reason}") from error
+    if {key for key, *_ in report["mismatched_keys"]} - {*resized}:
+        raise ModelError(f"model `{folder}` cannot be loaded: {OTHER_SHAPES}")
     model.__class__ = kind
-    return model, sorted(report["missing_keys"])
+    return model, sorted({*report["missing_keys"]} - {*resized})
+
+
+def vocabulary_tables(model: Any) -> list[str]:
+    """Returns the names of the weights with a row for each token."""
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [
+        f"{name}.weight" for name, module in model.named_modules() if any(module is one for one in tables)
+    ]
+
+
+def stored_tensor(folder: str, name: str) -> torch.Tensor:
+    """Returns a tensor of the files of a model. Raises `ModelError` if the files do not have it."""
+    file, index = Path(folder, "model.safetensors"), Path(folder, "model.safetensors.index.json")
+    try:
+        if index.is_file():
+            file = Path(folder, json.loads(index.read_text(encoding="utf-8"))["weight_map"][name])
+        with safe_open(file, "pt") as opened:
+            return opened.get_tensor(name)  # type: ignore[no-any-return]
+    except (OSError, KeyError, ValueError, SafetensorError):
+        raise ModelError(f"`tokens`: `{folder}` has no file of safetensors with `{name}`") from None
 
 
 def _renamed_targets(conversion: Any, renamed: Mapping[str, str]) -> Any:

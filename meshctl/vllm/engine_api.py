@@ -5,22 +5,28 @@ Only `vllm.Sampler` imports this module, when it builds the engine, after `optio
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
 
 import torch
 import vllm
+from safetensors.torch import save_file
 from torch import Tensor
 from vllm.config import WeightTransferConfig
+from vllm.config.lora import MaxLoRARanks
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -124,6 +130,8 @@ class Engine:
         with failure, _launched_as(options), model_folder(options.model) as folder:
             self._llm = vllm.LLM(**_arguments(options, folder))
         self._llm.init_weight_transfer_engine({"init_info": {}})
+        self._adapter: LoRARequest | None = None
+        self._adapter_rank = options.lora_rank
         _open.append(self)
 
     @property
@@ -175,7 +183,9 @@ class Engine:
 
     def _outputs(self, prompts: list[dict[str, list[int]]], parameters: Any) -> list[Any]:
         with _errors(f"vLLM {vllm.__version__} cannot generate"):
-            found: list[Any] = self._llm.generate(prompts, parameters, use_tqdm=False)
+            found: list[Any] = self._llm.generate(
+                prompts, parameters, use_tqdm=False, lora_request=self._adapter
+            )
         return found
 
     # Weights
@@ -192,6 +202,25 @@ class Engine:
         self._llm.finish_weight_update(version)
         if not self._llm.reset_prefix_cache():
             raise SamplerError("vLLM cannot reset its prefix cache, which has values of the old weights")
+
+    def load_adapter(self, tensors: Mapping[str, Tensor], alpha: float) -> None:
+        """Loads an adapter in place of the last one. `tensors` have the names of the files of peft, and
+        `alpha` is its scale. Raises `SamplerError` if vLLM cannot load it."""
+        config = {
+            **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
+            **{"r": self._adapter_rank, "lora_alpha": alpha},
+            "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        }
+        last = self._adapter.lora_int_id if self._adapter else 0
+        with TemporaryDirectory(prefix="meshctl-adapter-") as folder:  # vLLM reads adapters from files only
+            Path(folder, "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+            whole = {name: one.detach().to("cpu").contiguous() for name, one in tensors.items()}
+            save_file(whole, Path(folder, "adapter_model.safetensors"))
+            self._adapter = LoRARequest(f"adapter-{last + 1}", last + 1, folder)
+            with _errors(f"vLLM {vllm.__version__} cannot load the adapter"):
+                if last:
+                    self._llm.llm_engine.remove_lora(last)
+                self._llm.llm_engine.add_lora(self._adapter)
 
     # Memory
 
@@ -215,6 +244,8 @@ def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
     # Each executor runs the model in this process, and that of torchrun chooses the device.
     executor: Any = CpuExecutor if options.tp_size > 1 else "uni"
     executor = executor if is_cpu else "external_launcher"
+    ranks = [one for one in get_args(MaxLoRARanks) if one >= options.lora_rank]
+    lora = {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(ranks)} if options.lora_rank else {}
     cache = {} if options.kv_cache_bytes is None else {"kv_cache_memory_bytes": options.kv_cache_bytes}
     return {
         "model": folder,
@@ -232,6 +263,7 @@ def _arguments(options: EngineOptions, folder: str) -> dict[str, Any]:
         "enable_sleep_mode": options.can_sleep,
         "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
         **cache,
+        **lora,
         **options.further,
     }
 

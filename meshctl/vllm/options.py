@@ -44,6 +44,8 @@ class EngineOptions:
     """The folder or the name of the tokenizer with which stop texts are found; empty if there are none."""
     kv_cache_bytes: int | None = None
     """The size of the cache of keys and values; None for a share of the device's memory."""
+    lora_rank: int = 0
+    """The rank of the adapter that the engine loads; 0 without an adapter."""
     can_sleep: bool = False
     """True if the engine can release the memory of its device between calls."""
     further: Mapping[str, Any] = field(default_factory=dict)

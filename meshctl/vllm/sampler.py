@@ -51,6 +51,8 @@ CHUNK_BYTES = 16 << 20
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 """The ends of the names of an embedding in a file of weights."""
 HEAD = "lm_head.weight"
+DEFAULT_RANK, DEFAULT_ALPHA = 8, 16
+"""The values of `lora.r` and `lora.alpha` that are left out, as for `hf.Model`."""
 
 
 class Sampler(AnswerSampler):
@@ -71,6 +73,7 @@ class Sampler(AnswerSampler):
         tokenizer: str = "",
         config: Mapping[str, Any] | None = None,
         dtype: str = "float32",
+        lora: Mapping[str, Any] | None = None,
         group_size: int = 1,
         temperature: float = 1.0,
         top_p: float = 1.0,
@@ -89,6 +92,8 @@ class Sampler(AnswerSampler):
         tokenizer: `byte`, a folder, or a name of the hub; by default that of the model.
         config: values that replace those of the model's config.
         dtype: the dtype of the weights: `float32`, `bfloat16` or `float16`.
+        lora: the adapter that a sync sends to `load_adapter`, with the keys `r` and `alpha` of that of the
+            trained model. `model` is then a folder with the weights of the base model.
         group_size: the number of answers to each prompt.
         temperature: the divisor of the logits. With 0, the most likely token is taken.
         top_p, top_k: the least sum of the probabilities, and the number, of the most likely tokens that can
@@ -104,6 +109,8 @@ class Sampler(AnswerSampler):
         check_arguments(SAMPLER, locals(), SamplerError)
         if not tokenizer and not isinstance(model, str):
             raise SamplerError("`tokenizer` is needed with a model of config values")
+        if lora and not isinstance(model, str):
+            raise SamplerError("`lora` needs the weights of its base model: name a folder in `model`")
         tokens = tuple(one for one in stop if not isinstance(one, str))
         texts = tuple(one for one in stop if isinstance(one, str))
         self.sampling = Sampling(max_new_tokens, temperature, top_p, top_k, tokens, texts)
@@ -113,10 +120,12 @@ class Sampler(AnswerSampler):
             config=self.config,
             dtype=dtype,
             kv_cache_bytes=kv_cache_bytes,
+            lora_rank=int(lora.get("r", DEFAULT_RANK)) if lora else 0,
             can_sleep=sleep,
             further=dict(engine or {}),
         )
         self.tokenizer_name, self.group_size = tokenizer or str(model), group_size
+        self._lora_alpha = float((lora or {}).get("alpha", DEFAULT_ALPHA))
         self._updates, self._version, self._is_asleep = 0, "", False
 
     # Building
@@ -219,6 +228,8 @@ class Sampler(AnswerSampler):
         """Loads the tensors of `stream` into the engine as they arrive, and forgets what the engine has
         computed with the old weights. The names are those of the model's files. Raises `SamplerError` if a
         weight does not arrive or the engine does not report the new version."""
+        if self.options.lora_rank:
+            raise SamplerError("a sampler with `lora` loads adapters alone: send `COMPONENT.adapter` to it")
         self._wake(WEIGHTS)
         self._updates += 1
         self._version = f"{self._updates}"
@@ -228,6 +239,14 @@ class Sampler(AnswerSampler):
             self.engine.update(part)
         self.engine.finish_update(self._version)
         self._check_version({self.engine.version})
+
+    def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
+        """Loads the tensors of `stream`, as `hf.Model.adapter` yields them, in place of the adapter of the
+        last sync. Raises `SamplerError` without `lora`, and if vLLM cannot load the adapter."""
+        if not self.options.lora_rank:
+            raise SamplerError("a sampler that loads adapters needs `lora`")
+        self._wake(WEIGHTS)
+        self.engine.load_adapter(dict(stream), self._lora_alpha)
 
     def _check_version(self, found: set[str]) -> None:
         if found != {self._version}:

@@ -14,8 +14,9 @@ import torch
 pytest.importorskip("transformers")
 
 from meshctl import Batch
-from meshctl.data import Chat, ChatStream, DataError, Labelled, Pairs, PairsStream, RowError, Text
+from meshctl.data import Chat, ChatStream, DataError, Labelled, Pairs, PairsStream, RowError, Text, TextStream
 from meshctl.data.source import Source
+from meshctl.data.tokenizer import Tokenizer
 
 END = 258
 Make = Callable[..., Source]
@@ -530,6 +531,23 @@ def test_arguments_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=expected):
         kind(texts, "byte", **options)
+
+
+@pytest.mark.parametrize("kind", [Text, TextStream])
+def test_a_row_with_nothing_to_learn_is_a_message_and_no_sample(tmp_path: Path, kind: Any) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"text": text} for text in ("", "ab", "c")])
+    help = "bad_rows: skip" if kind is Text else "over_length: drop"
+    with pytest.raises(RowError, match=rf"rows\.jsonl:1: the row has nothing to learn; write `.*{help}`"):
+        kind(path, "byte", shuffle=False).next(range(3))
+    left = kind(path, "byte", shuffle=False, max_length=9, over_length="drop")
+    assert rows_of(batch_of(left, range(2)), "input_ids") == [[*b"ab", END], [*b"c", END]]
+    assert [*kind(path, "byte").problems()] == [f"{path}:1: the row has nothing to learn", "", ""]
+
+
+def test_no_first_and_no_end_token_comes_twice(tmp_path: Path) -> None:
+    ended = "ab" + Tokenizer("byte").decode([END])
+    path = write(tmp_path / "rows.jsonl", [{"text": ended}])
+    assert rows_of(batch_of(Text(path, "byte"), range(1)), "input_ids") == [[*b"ab", END]]
 
 
 def test_dropping_every_row_is_an_error(tmp_path: Path) -> None:

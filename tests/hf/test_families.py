@@ -107,7 +107,7 @@ def test_a_sampler_has_the_log_probabilities_of_the_trained_model(family: str, t
         learned = answers["labels"].values != IGNORED
         own, sampled = trained.logprobs(answers)["logprobs"].values, answers["sampled_logprobs"].values
         torch.testing.assert_close(own[learned], sampled[learned], rtol=0, atol=1e-12)
-            assert learned.sum() > 12
+        assert learned.sum() > 12
         return
     with pytest.raises(ModelError, match=r"it supports neither `hf.Sampler`"):
         sampler.setup()

@@ -95,6 +95,28 @@ def models_are_read_from_files_as_shards(rank: int) -> None:
                 assert torch.equal(tensor, expected[key]), (name, sizes, lora, key)
 
 
+def added_tokens_have_the_mean_of_the_others_in_every_layout(rank: int) -> None:
+    """Of `models_are_read_from_files_as_shards`. The tokenizer has more tokens than the models, and both
+    tables grow to 260 rows."""
+    for name in READ:
+        stored, found = load_file(SHARED / name / "model.safetensors"), []
+        embedding = stored["model.embed_tokens.weight"]
+        for sizes in (DP, FSDP, TP, PP, CP):
+            model = Model(
+                str(SHARED / name), dtype="float64", tokenizer="byte", tokens=["<a>"], experts="eager"
+            )
+            model.use_mesh(mesh(sizes))
+            whole = of_all_stages(model, dict(whole_tensors(model.weights())))
+            for key in {"model.embed_tokens.weight", "lm_head.weight"} & whole.keys():
+                old = stored[key]
+                assert whole[key].shape == (260, old.shape[1]) and torch.equal(whole[key][: len(old)], old), (
+                    sizes
+                )
+                torch.testing.assert_close(whole[key][len(old) :], old.mean(0).expand(260 - len(old), -1))
+            found.append(model.update(parity.share_of(model, 1, False))["loss"])
+        assert found[1:] == parity.approx([found[0]] * 4, 1e-10) and len(embedding) < 259
+
+
 def a_new_head_is_the_same_in_every_layout_and_on_every_rank(rank: int) -> None:
     """Of `models_are_read_from_files_as_shards`, whose files have no head `score`."""
     found = []
@@ -247,6 +269,7 @@ CHECKS: tuple[worlds.Check, ...] = (
     models_that_cannot_be_divided_are_refused,
     checkpoints_resume_in_other_layouts,
     models_are_read_from_files_as_shards,
+    added_tokens_have_the_mean_of_the_others_in_every_layout,
     a_new_head_is_the_same_in_every_layout_and_on_every_rank,
     bfloat16_computes_and_float32_is_stored,
     a_step_that_is_not_finite_is_skipped_on_all_ranks,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from meshctl.hf import Model, ModelError
+from meshctl.data import Text
+from meshctl.hf import Model, ModelError, Sampler
 from meshctl.hf.pipeline import by_tokens
 from meshctl.hf.training import Sums
 from meshctl.losses import LossSum
@@ -267,6 +268,31 @@ def test_an_exported_reward_model_keeps_its_score(tmp_path: Path) -> None:
     ids = batch_of(1, False)["input_ids"][2]
     found = reward.scores(batch_of(1, False))["scores"][2]
     torch.testing.assert_close(plain(input_ids=ids[None]).logits[0, 0].detach(), found)
+
+
+def test_an_exported_model_has_the_added_tokens(tmp_path: Path) -> None:
+    config = {**MODELS["qwen3"], "vocab_size": 259}
+    Model(config, tokenizer="byte").export(tmp_path / "base")
+    trained = Model(str(tmp_path / "base"), tokens=["<call>", "</call>"], lr=1e-2)
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "<call>1+1</call>"}\n')
+    batch = Text(str(texts), str(tmp_path / "base"), tokens=["<call>", "</call>"]).next(range(1))
+    assert batch is not None and batch["input_ids"][0].tolist()[:2] == [259, ord("1")]
+    losses = [trained.update(batch)["loss"] for _ in range(5)]
+    assert losses[-1] < losses[0]
+    trained.export(tmp_path / "new")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert tokenizer("</call>")["input_ids"][:1] == [260] and len(tokenizer) == 261
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert plain.get_input_embeddings().weight.shape[0] == plain.config.vocab_size == 261
+    sampler = Sampler(str(tmp_path / "base"), tokens=["<call>", "</call>"], max_new_tokens=2)
+    sampler.setup()
+    sampler.load_weights(trained.weights())
+    assert sampler.tokenizer.text("<call>") == [259]
+    with pytest.raises(ModelError, match="`tokens` needs `tokenizer` with a model of config values"):
+        Model(config, tokens=["<call>"])
+    with pytest.raises(ModelError, match="`lora` and `tokens` exclude each other"):
+        Model(str(tmp_path / "base"), tokens=["<call>"], lora=LORA)
 
 
 def test_an_exported_classifier_keeps_its_labels_in_padded_batches(tmp_path: Path) -> None:

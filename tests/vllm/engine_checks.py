@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ TOLERANCE = 1e-3
 
 @contextmanager
 def sampler(
-    config: dict[str, Any] = TIED, weights: nn.Module | None = None, **options: Any
+    config: dict[str, Any] | str = TIED, weights: nn.Module | None = None, **options: Any
 ) -> Iterator[Sampler]:
     """Returns a context with a sampler, which has the weights of a model. A process has one at a time."""
     defaults = {"tokenizer": "byte", "max_new_tokens": 8, "kv_cache_bytes": 1 << 26}
@@ -100,6 +101,29 @@ def syncs_change_the_log_probabilities() -> None:
             again = one.sample(prompts())  # the same prompts, which the prefix cache knows
             assert worst_difference(second, again, temperature) < TOLERANCE
             assert worst_difference(first, again, temperature) > 0.1
+
+
+def an_adapter_is_sent_alone() -> None:
+    base, names = model(UNTIED, 1), ("self_attn.q_proj", "mlp.down_proj")
+    with TemporaryDirectory() as folder, torch.no_grad():
+        base.save_pretrained(folder)  # type: ignore[operator]
+        with sampler(folder, lora={"r": 4, "alpha": 12}) as one:
+            assert worst_difference(base, one.sample(prompts()), 1.0) < TOLERANCE
+            for seed in (2, 3):
+                adapted, sent = model(UNTIED, 1), {}
+                for name, module in adapted.named_modules():
+                    if name.endswith(names):
+                        rows, columns = module.weight.shape  # type: ignore[union-attr, misc]
+                        generator = torch.Generator().manual_seed(seed)
+                        a, b = (torch.randn(*size, generator=generator) for size in ((4, columns), (rows, 4)))
+                        module.weight += 3 * b @ (a / 20)  # type: ignore[operator, misc]
+                        sent[f"base_model.model.{name}.lora_A.weight"] = a / 20
+                        sent[f"base_model.model.{name}.lora_B.weight"] = b
+                one.load_adapter(sent.items())
+                found = one.sample(prompts())
+                assert worst_difference(adapted, found, 1.0) < TOLERANCE
+                assert worst_difference(base, found, 1.0) > 0.1
+            assert "a sampler with `lora` loads adapters alone" in error_of(lambda: one.load_weights([]))
 
 
 def the_distribution_is_truncated_before_the_log_probabilities() -> None:
@@ -216,6 +240,7 @@ def ranks_sample_what_one_rank_samples() -> None:
 
 CHECKS: tuple[Callable[[], None], ...] = (
     syncs_change_the_log_probabilities,
+    an_adapter_is_sent_alone,
     the_distribution_is_truncated_before_the_log_probabilities,
     given_texts_are_scored,
     answers_do_not_depend_on_the_batch,
