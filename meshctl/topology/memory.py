@@ -286,6 +286,16 @@ def trained_parameters(parameters: Sequence[Parameter], training: Training) -> l
     return [*adapter_parameters(parameters, training.adapter), *whole]
 
 
+def trained_part(parameters: Sequence[Parameter], training: Training) -> tuple[int, int] | None:
+    """Returns the number of trained parameters and of all, with those of an adapter; None if all are trained,
+    or none."""
+    own = [*parameters, *(adapter_parameters(parameters, training.adapter) if training.adapter else ())]
+    trained, every = (
+        sum(numbers(one, Split()) for one in some) for some in (trained_parameters(parameters, training), own)
+    )
+    return (trained, every) if training.is_trained and trained < every else None
+
+
 def _selected(one: Parameter, selection: Selection) -> Iterator[Parameter]:
     """Yields the parameter with the number of its layers in which it is trained, if there are some."""
     layers = sum(selection.has(one.name.replace("*", str(layer))) for layer in range(one.layers))
@@ -367,6 +377,9 @@ class ComponentMemory:
     """The collective operations of the rank in a micro-batch."""
     stages: tuple[int, ...] = field(default=(), metadata=SPARSE)
     """The bytes of each pp rank; empty without pp."""
+    trained: tuple[int, int] | None = field(default=None, metadata=SPARSE)
+    """The number of trained parameters and of all parameters of the model; None if all are trained, or
+    none."""
 
     @property
     def total(self) -> int:

@@ -18,6 +18,7 @@ from meshctl.topology.memory import (
     rank_bytes,
     sharing,
     states_of,
+    trained_part,
     with_sync,
 )
 
@@ -65,6 +66,11 @@ def test_the_parts_that_are_trained() -> None:
     ):
         found = rank_bytes(own, Split(), Training(selection=selection))
         assert found == RankBytes(744, trained * 4, trained * 8)
+        part = trained_part(own, Training(selection=selection))
+        assert part == (None if trained == 186 else (trained, 186))
+    adapted = trained_part(own, Training(adapter=Adapter(2)))
+    assert adapted == (3 * (2 * 6 + 10 * 2), 3 * (2 * 6 + 10 * 2) + 186)
+    assert trained_part(own, Training(adapter=Adapter(2), is_trained=False)) is None
     assert Selection(("model.norm", "model.norms"), ("*.q_proj",)).unused(["model.norm.weight"]) == [
         "model.norms",
         "*.q_proj",

@@ -41,6 +41,7 @@ from meshctl.topology.memory import (
     rank_bytes,
     sharing,
     states_of,
+    trained_part,
     with_sync,
 )
 from meshctl.topology.mesh import DeviceMesh
@@ -76,6 +77,7 @@ def _component(facts: Facts, name: str) -> ComponentMemory | None:
         training.optimizer.rpartition(".")[2] if training.is_trained else "",
         moves=model.moves,
         stages=tuple(one.total for one in model.bytes_of_stages) if len(model.stages) > 1 else (),
+        trained=trained_part(model.parameters, training),
     )
 
 

@@ -4,9 +4,11 @@
       A actor   4.1 GB weights + 4.1 gradients + 8.19 AdamW + 268 MB sync = 16.7 GB
       B critic  4.1 GB weights + 4.1 gradients + 8.19 AdamW = 16.4 GB
       C teacher 8.2 GB weights = 8.2 GB (pp 0: 8.2 GB, pp 1: 7.9 GB)
+      D student 2.4 GB weights + 0.02 gradients + 0.04 AdamW = 2.46 GB (5 M of 601 M parameters are trained)
       train     33 GB of 80 GB on each device
 
-The bytes are those of the rank with the most; with pp, the sum of each pp rank follows.
+The bytes are those of the rank with the most; with pp, the sum of each pp rank follows. With an adapter or
+frozen parts, the number of trained parameters follows.
 A component with devices to itself has no line of its device. If the collective operations of a component are
 known, a line after that of its memory has what each rank sends:
 
@@ -84,6 +86,9 @@ def _parts(memory: ComponentMemory, device: DeviceMemory | None) -> list[str]:
     of = f" of {size(device.device_memory)}" if device and device.device_memory else ""
     if others or of:
         texts.append(f"{'=' if memory.is_complete else '>'} {size(memory.total)}{of}")
+    if memory.trained:
+        trained, every = (size(one).removesuffix("B").strip() for one in memory.trained)
+        texts.append(f"({trained} of {every} parameters are trained)")
     return [*texts, f"({of_stages})"] if of_stages else texts
 
 

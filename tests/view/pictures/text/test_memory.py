@@ -60,6 +60,11 @@ def test_the_only_model_of_a_device_is_compared_in_its_own_line() -> None:
     ]
 
 
+def test_the_trained_part_of_a_model_is_named() -> None:
+    found = section(Memory((replace(ACTOR, trained=(5_046_272, 601_096_192)),), (ALONE,)), 120)
+    assert "= 16.3 GB of 80 GB (5.05 M of 601 M parameters are trained)" in " ".join(" ".join(found).split())
+
+
 def test_an_unknown_model_has_its_reason_and_its_device_a_lower_bound() -> None:
     partly = replace(ALONE, is_complete=False, total=16 * GB)
     found = section(Memory((ACTOR, UNKNOWN), (partly,)))
