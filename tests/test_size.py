@@ -16,10 +16,10 @@ ROOMS = {
     "": 953,
     "cli": 5019,
     "components": 698,
-    "data": 3085,
+    "data": 3091,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5781,
+    "hf": 5795,
     "losses": 1144,
     "network": 460,
     "plan": 2602,
@@ -34,8 +34,8 @@ ROOMS = {
     "vllm": 819,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_836
-TESTS = 62_906
+TOTAL = 83_856
+TESTS = 62_913
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -76,6 +76,12 @@ class Tokenizer:
         found: int | None = self._tokenizer.eos_token_id
         return found
 
+    @property
+    def padding(self) -> int | None:
+        """The id of the padding token; None if the tokenizer has no such token."""
+        found: int | None = self._tokenizer.pad_token_id
+        return found
+
     def text(self, text: str, *, is_start: bool = True) -> list[int]:
         """Returns the token ids of a text, without an end token. If `is_start` is true, they begin with the
         special tokens that the tokenizer adds before a text. A text that contains these gets no others."""

@@ -16,12 +16,13 @@ from typing import Any
 
 from meshctl.data.tokenizer import Tokenizer
 from meshctl.hf.options import ModelError
-from meshctl.hub_cache import MODEL_FILES, TOKENIZER_FILES, local_folder
+from meshctl.hub_cache import MODEL_FILES, TOKENIZER_FILES, has_any, local_folder
 from meshctl.package import SHIPPED_TOKENIZERS
 
 COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*")
 GENERATION = "generation_config.json"
-WRITTEN = ("config.json", "*.index.json", "adapter_config.json", GENERATION)
+CONFIG = "config.json"
+WRITTEN = (CONFIG, "*.index.json", "adapter_config.json", GENERATION)
 """The files that an export writes itself, and those of an adapter, which is merged."""
 TEMPLATES = "additional_chat_templates"
 
@@ -53,8 +54,21 @@ def copy_companions(
             values = json.loads((source / GENERATION).read_text(encoding="utf-8"))
             values |= {key: value for key, value in changes.items() if key in values}
             (folder / GENERATION).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+        if "pad_token_id" not in changes:
+            _write_padding(folder)
     except (OSError, ValueError) as error:
         raise ModelError(f"the export to `{folder}` failed: {error}") from error
+
+
+def _write_padding(folder: Path) -> None:
+    """Writes the padding token of the tokenizer to the config of a model with a head for whole texts, which
+    finds the last token of each text of a batch by it."""
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    is_of_texts = any(one.endswith("ForSequenceClassification") for one in config.get("architectures") or ())
+    padding = Tokenizer(str(folder)).padding if is_of_texts and has_any(folder, TOKENIZER_FILES) else None
+    if padding is not None:
+        text = json.dumps({**config, "pad_token_id": padding}, indent=2, sort_keys=True)
+        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, folder: Path) -> None:

@@ -108,10 +108,10 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         # the error of an invalid config has its reason in the second line
         reason = own or _unknown_type(model) or " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{shown} cannot be read: {reason}") from error
-    if head != "lm" and found.pad_token_id is None:
-        # Here, nothing depends on it. Exported models need it to find the last token of each text.
-        ends = found.eos_token_id
-        found.pad_token_id = ends if isinstance(ends, int) else (ends or [0])[0]
+    text = found.get_text_config()
+    if head != "lm" and getattr(text, "pad_token_id", None) is None:  # transformers needs it for batches
+        ends = getattr(text, "eos_token_id", None)
+        text.pad_token_id = ends if isinstance(ends, int) else (ends or [0])[0]
     return found
 
 

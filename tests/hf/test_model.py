@@ -14,6 +14,7 @@ from meshctl.hf import Model, ModelError, Sampler
 from meshctl.hf.pipeline import by_tokens
 from meshctl.hf.training import Sums
 from meshctl.losses import LossSum
+from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.runtime.batch.batch import Batch, Ragged
 from tests.hf import parity
 from tests.hf.parity import LORA, MODELS, Case, batch_of, label_logprobs
@@ -296,18 +297,24 @@ def test_an_exported_model_has_the_added_tokens(tmp_path: Path) -> None:
 
 
 def test_an_exported_classifier_keeps_its_labels_in_padded_batches(tmp_path: Path) -> None:
-    config = {"id2label": {0: "bad", 1: "good", 2: "open"}, "eos_token_id": 95}
+    config = {"id2label": {0: "bad", 1: "good", 2: "open"}, "eos_token_id": 95, "vocab_size": 259}
     classifier = model(head="classify", num_labels=3, loss="classification", config=config, lr=1e-2)
     texts = batch_of(1, False)
     names = [["bad", "good", "open"][row % 3] for row in range(len(texts))]
     batch = Batch({"input_ids": texts["input_ids"], "label": names}, ids=texts.ids)
     found = [classifier.update(batch) for _ in range(8)]
     assert found[-1]["accuracy"] == 1 > found[0]["accuracy"] and found[-1]["loss"] < found[0]["loss"] / 2
-    classifier.export(tmp_path)
-    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
-    assert plain.config.id2label == {0: "bad", 1: "good", 2: "open"} and plain.config.pad_token_id == 95
-    logits = plain(input_ids=texts["input_ids"].padded(95)).logits
-    assert [plain.config.id2label[one] for one in logits.argmax(1).tolist()] == names
+    for tokenizer, padding in (
+        ("", 95),
+        ("byte", AutoTokenizer.from_pretrained(SHIPPED_TOKENIZERS["byte"]).pad_token_id),
+    ):
+        classifier.export_tokenizer = tokenizer
+        classifier.export(tmp_path / tokenizer)
+        plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / tokenizer, dtype=torch.float64)
+        assert plain.config.id2label == {0: "bad", 1: "good", 2: "open"}
+        assert plain.config.pad_token_id == padding
+        logits = plain(input_ids=texts["input_ids"].padded(padding)).logits
+        assert [plain.config.id2label[one] for one in logits.argmax(1).tolist()] == names
     for label in ("new", 3):
         wrong = Batch({"input_ids": texts["input_ids"], "label": [label] * len(texts)}, ids=texts.ids)
         with pytest.raises(ModelError, match=r"`label` of samples .* is none of the 3 labels"):
