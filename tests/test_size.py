@@ -14,28 +14,28 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 953,
-    "cli": 5019,
+    "cli": 5021,
     "components": 698,
-    "data": 3091,
+    "data": 3095,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5795,
+    "hf": 5809,
     "losses": 1144,
     "network": 460,
     "plan": 2602,
-    "recipe": 16411,
+    "recipe": 16467,
     "rewards": 922,
     "run": 3845,
     "runtime": 15634,
     "text": 630,
     "topology": 4116,
-    "trackers": 1087,
+    "trackers": 1088,
     "view": 7864,
     "vllm": 819,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_856
-TESTS = 62_913
+TOTAL = 83_933
+TESTS = 62_968
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

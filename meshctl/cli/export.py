@@ -94,7 +94,7 @@ def _step(run: RunDir, step: int, best: bool) -> int:
             raise NoRun("the run has no best checkpoint: write `run.checkpoint.best: {on: STAGE.NAME}`")
         return ranked[0].step
     if not whole:
-        raise NoRun("the run has no checkpoint with a manifest")
+        raise NoRun(f"{shown(str(run.path))} has no checkpoint: name another run, or write `run.checkpoint`")
     if step and step not in whole:
         raise NoRun(f"the run has no whole checkpoint of step {step}: there are {', '.join(map(str, whole))}")
     return step or whole[-1]

@@ -52,7 +52,9 @@ def data_findings(launchable: Launchable) -> Iterator[Diagnostic]:
                 continue
             skips = launchable.plan.component(name).args.get("bad_rows") == "skip"
             message = f"{answer['bad']} of {counted(answer['rows'], 'row')} of `{name}` cannot be used"
-            found = Diagnostic("MC447", message, span, help="; ".join(answer["first"]))
+            first, left = answer["first"], answer["bad"] - len(answer["first"])
+            help = "\n".join([*first, *[f"and {left} more"] * (left > 0)])
+            found = Diagnostic("MC447", message, span, help=help)
             yield replace(found, severity="warning") if skips else found
 
 

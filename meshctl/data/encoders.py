@@ -125,7 +125,7 @@ class ChatEncoder(Encoder):
 
     def _chat(self, row: Row) -> tuple[Messages, int]:
         """Returns the messages of a row, and the number of the first one that may be learned."""
-        form = next((one for one in CHATS if all(self._has(row, name) for name in one)), CHATS[0])
+        form = max(CHATS, key=lambda one: sum(self._has(row, name) for name in one) / len(one))
         if form == ("prompt", "completion"):
             prompt = self._messages(self._value(row, "prompt"), "prompt", "user")
             completion = self._messages(self._value(row, "completion"), "completion", "assistant")
@@ -175,6 +175,10 @@ class LabelledEncoder(Encoder):
         ids = self._tokenizer.text(string(self._value(row, "text"), "text"))
         if not ids:
             raise DataError("`text` has no token")
+        label, key = self._value(row, LABEL), self._fields.get(LABEL, LABEL)
+        is_number = isinstance(label, (int, float)) and label % 1 == 0
+        if not is_number and not (isinstance(label, str) and label):
+            raise DataError(f"`{key}` is {label!r:.40}, and not a whole number or a name")
         return {"input_ids": ids}
 
 

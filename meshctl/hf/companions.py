@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -54,21 +54,28 @@ def copy_companions(
             values = json.loads((source / GENERATION).read_text(encoding="utf-8"))
             values |= {key: value for key, value in changes.items() if key in values}
             (folder / GENERATION).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-        if "pad_token_id" not in changes:
-            _write_padding(folder)
+        if has_any(folder, TOKENIZER_FILES):
+            given = {**changes, **model} if isinstance(model, Mapping) else changes
+            _write_special_tokens(folder, source is None, given.keys())
     except (OSError, ValueError) as error:
         raise ModelError(f"the export to `{folder}` failed: {error}") from error
 
 
-def _write_padding(folder: Path) -> None:
+def _write_special_tokens(folder: Path, is_new: bool, given: Collection[str]) -> None:
     """Writes the padding token of the tokenizer to the config of a model with a head for whole texts, which
-    finds the last token of each text of a batch by it."""
+    finds the last token of each text of a batch by it. A model of config values, `is_new`, also gets its end
+    token. Keys that the user has given stay."""
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     is_of_texts = any(one.endswith("ForSequenceClassification") for one in config.get("architectures") or ())
-    padding = Tokenizer(str(folder)).padding if is_of_texts and has_any(folder, TOKENIZER_FILES) else None
-    if padding is not None:
-        text = json.dumps({**config, "pad_token_id": padding}, indent=2, sort_keys=True)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    if not (is_new or is_of_texts):
+        return
+    tokenizer = Tokenizer(str(folder))
+    found = {"pad_token_id": tokenizer.padding} | ({"eos_token_id": tokenizer.end_token} if is_new else {})
+    found = {key: id for key, id in found.items() if id is not None and key not in given}
+    for file in (folder / CONFIG, folder / GENERATION):
+        if found and file.is_file():
+            values = {**json.loads(file.read_text(encoding="utf-8")), **found}
+            file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _copy(source: Path, folder: Path) -> None:

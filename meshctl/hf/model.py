@@ -192,6 +192,8 @@ class Model(Component):
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
         if num_labels and head != "classify":
             raise ModelError("`num_labels` needs `head: classify`")
+        if num_labels and (names := (config or {}).get("id2label")) and len(names) != num_labels:
+            raise ModelError(f"`num_labels` is {num_labels}, and `config.id2label` has {len(names)} names")
         self.model, self.head, self.export_tokenizer = model, head, tokenizer
         self.config = dict(config or {}) | ({"num_labels": num_labels} if num_labels else {})
         self.tokens = tuple(tokens)
@@ -570,6 +572,8 @@ class Model(Component):
     def adapter(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the names and the shards of the adapter's parameters. The names are those in the files of
         peft."""
+        if self.lora is None:
+            raise ModelError("`adapter` needs `lora`: this model has no adapter to send")
         self._parity.sent(self.step, self._label_logprobs)
         return weights.adapter_of(self.module)
 

@@ -262,11 +262,11 @@ def with_label_numbers(batch: Batch, names: Mapping[str, int], count: int) -> Ba
     column = batch[LABEL]
     given = column.tolist() if isinstance(column, Tensor) else [*column]
     numbers = [names.get(one, -1) if isinstance(one, str) else one for one in given]
-    wrong = [row for row, one in enumerate(numbers) if not (isinstance(one, int) and 0 <= one < count)]
+    wrong = [row for row, one in enumerate(numbers) if one not in range(count)]
     if wrong:
         raise ModelError(
             f"`{LABEL}` of samples {shown_ids(batch.ids[wrong].tolist())} is none of the {count} labels, the "
-            f"first is {given[wrong[0]]!r:.40}: a label is a number from 0 to {count - 1}, or a name of "
+            f"first is {given[wrong[0]]!r:.40}: a label is a whole number below {count}, or a name of "
             "`config: {id2label: {0: NAME, ...}}`"
         )
     return batch.with_columns(**{LABEL: torch.tensor(numbers, dtype=torch.int64)})

@@ -76,8 +76,8 @@ LAYER = re.compile(r".*?\.\d+\.")
 make_schedule = get_scheduler
 
 
-IRRELEVANT_WARNING = "FSDP2-wrapped module .* returned a view tensor"
-"""The pattern of a warning of torch that concerns the code of transformers, which a user cannot change."""
+IRRELEVANT_WARNING = "FSDP2-wrapped module .* returned a view tensor|DTensor random operators may not have"
+"""The pattern of warnings of torch that concern code which a user cannot change."""
 REDISTRIBUTION_LOG = "torch.distributed.tensor._redistribute"
 """The logger of torch that warns of each DTensor that two dims of a mesh gather one after the other."""
 
@@ -109,6 +109,8 @@ def read_config(model: str | Mapping[str, Any], head: str, changes: Mapping[str,
         reason = own or _unknown_type(model) or " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{shown} cannot be read: {reason}") from error
     text = found.get_text_config()
+    if head == "classify":
+        found.label2id = {name: number for number, name in found.id2label.items()}
     if head != "lm" and getattr(text, "pad_token_id", None) is None:  # transformers needs it for batches
         ends = getattr(text, "eos_token_id", None)
         text.pad_token_id = ends if isinstance(ends, int) else (ends or [0])[0]

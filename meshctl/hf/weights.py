@@ -292,6 +292,7 @@ def export_adapter(
     kept = {name: _own(whole_of(part)) for name, part in tensors}
     if world.rank == 0:
         config.base_model_name_or_path, config.inference_mode = base or None, True
+        config.task_type = "CAUSAL_LM"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             config.save_pretrained(folder)

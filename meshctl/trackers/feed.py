@@ -251,8 +251,9 @@ def descendants(pid: int) -> list[int]:
     """Returns the descendants of a process, also after it has ended but was not reaped; none on a system that
     does not list children."""
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with suppress(OSError):
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                for child in map(int, (task / "children").read_text().split()):
+                    found += [child, *descendants(child)]
     return found

@@ -9,10 +9,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from meshctl.trackers.feed import descendants
 from tests.command_server import Done, server
 from tests.contract.answers import environment, prepared
 from tests.contract.pinned import DATA, Json
@@ -194,15 +196,7 @@ def events_of(folder: Path, name: str) -> list[Json]:
 def titles_below(pid: int) -> set[str]:
     """Returns the titles of all processes that descend from a process."""
     titles: set[str] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = [int(child) for child in (task / "children").read_text().split()]
-        except OSError:  # the process has ended
-            continue
-        for child in children:
-            try:
-                titles.add(Path(f"/proc/{child}/comm").read_text().rstrip("\n"))
-            except OSError:
-                continue
-            titles |= titles_below(child)
+    for child in descendants(pid):
+        with suppress(OSError):  # the process has ended
+            titles.add(Path(f"/proc/{child}/comm").read_text().rstrip("\n"))
     return titles

@@ -70,6 +70,13 @@ def test_a_csv_of_labels_gives_texts_with_numbers_or_names(tmp_path: Path) -> No
     assert batch["label"].tolist() == [1, 0] and batch["mood"] == ["happy", "sad"]
     given["fields"]["label"] = "mood"
     assert batch_of(Labelled(str(path), "byte", **given), range(2))["label"] == ["happy", "sad"]
+    path.write_text("text,label\na,1.0\nb,\nc,0.5\n")
+    labels = Labelled(str(path), "byte", bad_rows="skip", shuffle=False)
+    assert len(labels) == 1 and [one.partition(": ")[2] for one in labels.problems()][1:] == [
+        "`label` is None, and not a whole number or a name",
+        "`label` is 0.5, and not a whole number or a name",
+    ]
+    path.write_text("review,stars,mood\ngood,1,happy\n")
     with pytest.raises(DataError, match="the row has no `label`; its keys are review, stars, mood"):
         Labelled(str(path), "byte", fields={"text": "review"})
 

@@ -285,6 +285,7 @@ def test_an_exported_model_has_the_added_tokens(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "new")
     assert tokenizer("</call>")["input_ids"][:1] == [260] and len(tokenizer) == 261
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    assert plain.generation_config.eos_token_id == tokenizer.eos_token_id == plain.config.eos_token_id
     assert plain.get_input_embeddings().weight.shape[0] == plain.config.vocab_size == 261
     sampler = Sampler(str(tmp_path / "base"), tokens=["<call>", "</call>"], max_new_tokens=2)
     sampler.setup()
@@ -312,7 +313,7 @@ def test_an_exported_classifier_keeps_its_labels_in_padded_batches(tmp_path: Pat
         classifier.export(tmp_path / tokenizer)
         plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / tokenizer, dtype=torch.float64)
         assert plain.config.id2label == {0: "bad", 1: "good", 2: "open"}
-        assert plain.config.pad_token_id == padding
+        assert plain.config.pad_token_id == padding and plain.config.label2id["open"] == 2
         logits = plain(input_ids=texts["input_ids"].padded(padding)).logits
         assert [plain.config.id2label[one] for one in logits.argmax(1).tolist()] == names
     for label in ("new", 3):
@@ -329,6 +330,8 @@ def test_an_adapter_reaches_another_model_alone() -> None:
     sent = dict(trained.adapter())
     assert sent and all(name.startswith("base_model.model.model.layers.") for name in sent)
     other.load_adapter(sent.items())
+    with pytest.raises(ModelError, match="this model has no adapter to send"):
+        [*model().adapter()]
     batch = batch_of(2, False)
     torch.testing.assert_close(
         other.logprobs(batch)["logprobs"].values, trained.logprobs(batch)["logprobs"].values
@@ -351,6 +354,10 @@ def test_weights_with_an_unknown_name_or_shape_are_refused() -> None:
         ({"model": {"model_type": "qwen3", "hidden_size": "x"}}, "the config of the model cannot be read"),
         ({"head": "tail"}, "`head` is lm or score or classify"),
         ({"num_labels": 3}, "`num_labels` needs `head: classify`"),
+        (
+            {"head": "classify", "num_labels": 3, "config": {"id2label": {0: "a", 1: "b"}}},
+            "`num_labels` is 3, and `config.id2label` has 2 names",
+        ),
         ({"model": {"model_type": "vit"}}, "transformers has no class of a `vit` model with the head `lm`"),
         (
             {"model": {"model_type": "mamba"}, "head": "score"},

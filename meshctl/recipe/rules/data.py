@@ -27,6 +27,7 @@ from meshctl.recipe.rules.facts import Facts, named_by, texts_listed_by
 from meshctl.text.english import listed, nearest
 
 PATH, SPLIT, FIELDS, KEEP = (("args", name) for name in ("path", "split", "fields", "keep"))
+TOKENS = ("args", "tokens")
 MODEL, TOKENIZER, CHAT_TEMPLATE = (("args", name) for name in ("model", "tokenizer", "chat_template"))
 
 
@@ -154,18 +155,40 @@ def tokens_are_in_vocabulary(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic("MC460", message, node.span, model.stated("vocab_size"), help)
 
 
+def added_tokens_are_equal(facts: Facts) -> Iterator[Diagnostic]:
+    """A model adds the same tokens as the sources and samplers of its inputs, so that they have equal ids."""
+    for name in facts.models:
+        own = texts_listed_by(facts, name, TOKENS) if facts.declares(name).shipped.has_tokenizer else None
+        for source in _sources(facts, name) if own is not None else ():
+            other = texts_listed_by(facts, source, TOKENS)
+            if other is not None and other != own:
+                both = ((other, source), (own, name))
+                adds = [f"{listed(one) if one else 'none'} to `{each}`" for one, each in both]
+                message = f"`tokens` adds {' and '.join(adds)}, so that they have other ids"
+                place = next(each for one, each in both if one)
+                span = facts.value("components", place, *TOKENS)
+                yield Diagnostic(
+                    "MC460", message, span, help="write the same list in both, in the same order"
+                )
+
+
 def _tokenizers(facts: Facts, component: str) -> Iterator[Node]:
     """Yields the names of the tokenizers whose tokens a component receives, each at its place."""
-    if own := _named(facts, component):
-        yield own
+    for name in (component, *_sources(facts, component)):
+        if named := _named(facts, name):
+            yield named
+
+
+def _sources(facts: Facts, component: str) -> Iterator[str]:
+    """Yields the components whose tokens another component receives, and that name a tokenizer."""
     seen, waiting = {component}, [component]
     while waiting:
         for source in _inputs(facts, waiting.pop()):
             if source in seen or source not in facts.recipe.components:
                 continue
             seen.add(source)
-            if named := _named(facts, source):
-                yield named
+            if _named(facts, source):
+                yield source
             else:
                 waiting.append(source)
 

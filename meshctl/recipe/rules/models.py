@@ -62,7 +62,7 @@ def adapter_fits(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         message = f"`{model.value}` has an adapter, not a model"
         help = f"write `model: {base}` and `lora: {{from: {model.value}}}`"
         yield Diagnostic("MC475", message, model.span, help=help)
-    if node is None or not facts.declares(name).layouts.lora_styles:
+    if node is None or not facts.declares(name).shipped.choices.get("lora"):
         return
     values = adapter_config(node.value, facts.code.path)
     if values is None:

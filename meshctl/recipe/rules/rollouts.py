@@ -27,6 +27,7 @@ from meshctl.recipe.rules.arguments import given_names, wrong_type
 from meshctl.recipe.rules.facts import ALL_LINEAR, Facts, texts_listed_by
 from meshctl.text.english import did_you_mean, listed
 
+MODEL = ("args", "model")
 ADAPTER_DEFAULTS = {"r": 8, "alpha": 16, "target": ALL_LINEAR}
 """The options of an adapter that determine its weights, with their defaults."""
 GROUP = "group_index"
@@ -39,12 +40,20 @@ def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     ends = (stage.component, stage.to)
     if stage.kind != "sync" or not all(facts.declares(name).model for name in ends):
         return
+    is_adapter = stage.method == "adapter"
+    loads_adapter = stage.to_method == "load_adapter"
+    if is_adapter != loads_adapter and facts.declares(stage.to).shipped.choices.get("lora"):
+        sent = "an adapter" if is_adapter else "whole weights"
+        message = f"`{stage.name}` sends {sent} to `{stage.to}.{stage.to_method}`"
+        help = f"an adapter goes from `{ends[0]}.adapter` to `{ends[1]}.load_adapter`"
+        yield Diagnostic("MC454", message, facts.value("pipeline", stage.name, "to"), help=help)
+        return
     sides: list[dict[str, tuple[object, Span]]] = []
     for name in ends:
         tree, model = facts.config_values(name), facts.models[name]
         kind = tree.get("model_type") if tree else None
         known = {size: (number, model.spans[size]) for size, number in model.sizes.items() if number}
-        adapter = _adapter(facts, name) if stage.method == "adapter" else ()
+        adapter = _adapter(facts, name) if is_adapter else ()
         sides.append({**({"model_type": (kind.value, kind.span)} if kind else {}), **known, **dict(adapter)})
     one, other = sides
     shared = [name for name in one if name in other and name not in (POSITIONS, "sequence_length")]
@@ -60,14 +69,18 @@ def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 def _adapter(facts: Facts, component: str) -> Iterator[tuple[str, tuple[object, Span]]]:
     """Yields the options of a component's adapter that must be equal in both components of a sync, each as
     (name, (value, place))."""
-    lora, declared = facts.argument(component, ("args", "lora")), facts.declares(component)
-    if lora is not None and "from" not in dict(lora.items()):
-        for key, default in ADAPTER_DEFAULTS.items():
-            node = lora.get(key)
-            yield f"lora.{key}", (default, lora.span) if node is None else (plain(node), node.span)
-    elif declared.shipped.choices.get("lora") and not facts.node("components", component, "args", "lora"):
-        span = facts.value("components", component)
-        yield from ((f"lora.{key}", ("none", span)) for key in ADAPTER_DEFAULTS)
+    node, model = facts.node("components", component, "args", "lora"), facts.argument(component, MODEL)
+    lora = facts.argument(component, ("args", "lora"))
+    if model is not None and isinstance(model.value, str):
+        yield "model", (model.value.rstrip("/").rpartition("/")[2], model.span)
+    if lora is not None and lora.is_mapping and list(lora.items()):
+        yield "lora", ("given", lora.span)
+        defaults = {} if lora.get("from") else ADAPTER_DEFAULTS
+        for key in ADAPTER_DEFAULTS:
+            if (one := lora.get(key)) is not None or key in defaults:
+                yield f"lora.{key}", (plain(one), one.span) if one is not None else (defaults[key], lora.span)
+    elif facts.declares(component).shipped.choices.get("lora") and (node is None or lora is not None):
+        yield "lora", ("none", node.span if node else facts.value("components", component))
 
 
 def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
@@ -209,6 +222,7 @@ def inputs_are_given(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     ):
         return
     columns = _inputs_of(facts, stage, frozenset())
+    yield from _reference_is_base(facts, stage, columns or frozenset())
     for function, inputs, span in _needed(facts, component, columns) if columns is not None else ():
         message = f"`{stage.name}` does not receive {listed(inputs)}, which {function} of `{component}` needs"
         seconds = (span.with_word(function.replace("`", "")),)
@@ -236,6 +250,25 @@ def rewards_are_computable(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
             kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
             help = ANSWER_HELP if missing[0] in ANSWERS else kept
             yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
+
+
+def _reference_is_base(facts: Facts, stage: Stage, columns: frozenset[str]) -> Iterator[Diagnostic]:
+    """A loss that compares with a reference model gets it from a stage, if an adapter is continued: without
+    its adapter, the model is the base, and not the model with which training begins."""
+    node, chosen = facts.argument(stage.component, ("args", "lora", "from")), loss_of(facts, stage.component)
+    found = parameters_of(facts.code_of(stage.component), chosen[1]) if node and chosen else None
+    if node is None or found is None:
+        return
+    needed = (*found.required, *_switched_on(facts, stage.component, found, "loss_options"))
+    if missing := [name for name in needed if name.startswith(REFERENCE) and name not in columns]:
+        message = (
+            f"{listed(missing)} of `{stage.component}` are those of the base model, and not of the model "
+        )
+        message += "with the adapter of `lora.from`"
+        help = (
+            "to compare with that one, export it whole, and call `ref_logprobs` of a frozen component with it"
+        )
+        yield Diagnostic("MC461", message, node.span, help=help, severity="warning")
 
 
 def _help(facts: Facts, stage: Stage, column: str) -> str:

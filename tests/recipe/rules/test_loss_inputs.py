@@ -136,6 +136,25 @@ def test_a_missing_column_is_reported(
     assert (facts.lines(one)[:2], one.severity, shown) == ([21, 12], "error", help)
 
 
+@pytest.mark.parametrize(
+    ("args", "inputs", "warned"),
+    [
+        (f"loss: grpo, {KL}, lora: {{from: here}}", "[scored]", "ref_logprobs"),
+        (f"loss: grpo, {KL}, lora: {{from: here}}", "[scored, ref]", ""),
+        (f"loss: grpo, {KL}, lora: {{r: 4}}", "[scored]", ""),
+        ("loss: grpo, lora: {from: here}", "[scored]", ""),
+    ],
+)
+def test_the_reference_of_a_continued_adapter_is_the_base(
+    tmp_path: Path, args: str, inputs: str, warned: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "adapter_config.json").write_text("{}")
+    found = reported(tmp_path, args, inputs)
+    assert [one.severity for one in found] == ["warning"] * bool(warned)
+    assert all(f"`{warned}` of `actor` are those of the base model" in one.message for one in found)
+
+
 def test_a_loss_and_its_advantage_are_reported_together(tmp_path: Path) -> None:
     found = reported(tmp_path, "loss: ppo, loss_options: {kl: 1}", "[scored]")
     assert [one.message.split("`")[3] for one in found] == ["ref_logprobs", "values"]

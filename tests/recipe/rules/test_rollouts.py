@@ -82,8 +82,11 @@ def test_a_sync_needs_equal_models(tmp_path: Path, own: str, what: str, value: s
     [
         ("lora: {r: 4}", "lora: {r: 4, alpha: 16}", ""),
         ("lora: {r: 4}", "lora: {r: 8, target: [q_proj]}", "lora.r (8 and 4) and lora.target (['q_proj'] and all-linear)"),
-        ("top_k: 0", "lora: {r: 4}", "lora.r (4 and none), lora.alpha (16 and none) and lora.target (all-linear and none)"),
+        ("top_k: 0", "lora: {r: 4}", "lora (given and none)"),
+        ("lora: null", "lora: {r: 4}", "lora (given and none)"),
+        ("lora: {r: 4}", "top_logprobs: 4", "lora (none and given)"),
         ("lora: {from: here}", "lora: {r: 4}", ""),
+        ("lora: {from: here, r: 8}", "lora: {r: 4}", "lora.r (4 and 8)"),
     ],
 )  # fmt: skip
 def test_a_sync_of_an_adapter_needs_equal_adapters(

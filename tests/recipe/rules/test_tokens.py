@@ -112,6 +112,31 @@ def test_a_tokenizer_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     assert vocabulary(tmp_path, "some/other", 1, **home) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "model", "adds"),
+    [
+        ("tokens: [<a>, <b>]", "tokens: [<a>, <b>]", ""),
+        ("tokens: [<a>]", "top_logprobs: 2", "`<a>` to `texts` and none to `actor`"),
+        ("shuffle: true", "tokens: [<a>]", "none to `texts` and `<a>` to `actor`"),
+        ("tokens: [<b>, <a>]", "tokens: [<a>, <b>]", "`<b>` and `<a>` to `texts` and `<a>` and `<b>` to `actor`"),
+    ],
+)  # fmt: skip
+def test_a_model_adds_the_tokens_of_its_sources(tmp_path: Path, source: str, model: str, adds: str) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+    recipe = f"""
+groups: {{train: {{ranks: 1, device_type: cpu}}}}
+components:
+  texts: {{_target_: meshctl.data.Text, group: train, args: {{path: texts.jsonl, tokenizer: byte, {source}}}}}
+  actor: {{_target_: meshctl.hf.Model, group: train, args: {{model: {{model_type: llama}}, tokenizer: byte, {model}}}}}
+pipeline:
+  batch: {{call: texts.next, samples: 2}}
+  metrics: {{call: actor.update, in: batch}}
+"""
+    found = [one for one in facts.reported(tmp_path, recipe) if one.code == "MC460"]
+    expected = f"`tokens` adds {adds}, so that they have other ids"
+    assert [(one.message, one.severity) for one in found] == [(expected, "error")] * bool(adds)
+
+
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model": []}', '{"model": {"vocab": {"a": "b"}}}', "1"])
 def test_an_unknown_format_is_not_compared(tmp_path: Path, text: str) -> None:
     (tmp_path / "own").mkdir()
