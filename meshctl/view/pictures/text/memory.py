@@ -87,7 +87,7 @@ def _parts(memory: ComponentMemory, device: DeviceMemory | None) -> list[str]:
     if others or of:
         texts.append(f"{'=' if memory.is_complete else '>'} {size(memory.total)}{of}")
     if memory.trained:
-        trained, every = (size(one).removesuffix("B").strip() for one in memory.trained)
+        trained, every = (size(one).removesuffix("B").strip().replace("G", "B") for one in memory.trained)
         texts.append(f"({trained} of {every} parameters are trained)")
     return [*texts, f"({of_stages})"] if of_stages else texts
 
