@@ -19,7 +19,7 @@ ROOMS = {
     "data": 3095,
     "diagnostics": 268,
     "engines": 12498,
-    "hf": 5809,
+    "hf": 5815,
     "losses": 1144,
     "network": 460,
     "plan": 2602,
@@ -34,7 +34,7 @@ ROOMS = {
     "vllm": 819,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 83_933
+TOTAL = 83_939
 TESTS = 62_968
 """Lines of Python in `tests/`."""
 SMALL = 50

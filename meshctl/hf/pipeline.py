@@ -278,8 +278,14 @@ class _Stage(PipelineStage):
     def _fit(self, infos: dict[int, tuple[Any, ...]]) -> None:
         for number, of_part in infos.items():
             for info in of_part:
+                meta, shape = info.tensor_meta, self._shapes[number]
                 if info.buffer is not None:
-                    info.buffer = torch.empty(self._shapes[number], dtype=self._dtype, device=self.device)
+                    info.buffer = torch.empty(shape, dtype=self._dtype, device=self.device)
+                elif meta is not None and hasattr(info, "allocate_buffer"):  # from torch 2.15 on
+                    like = torch.empty(
+                        shape, dtype=self._dtype, device="meta", requires_grad=meta.requires_grad
+                    )
+                    info.tensor_meta = type(meta).from_tensor(like)
 
 
 def by_tokens(batch: Batch, limit: int, prefixes: tuple[str, ...], data: Collective) -> Iterator[Batch]:
