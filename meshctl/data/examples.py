@@ -109,7 +109,7 @@ def limit_of(encoder: type[Encoder], max_length: int | None, over_length: str, p
     if over_length not in known:
         raise DataError(f"`over_length: {over_length}` is not one of {', '.join(known)}")
     if pack and not encoder.CAN_PACK:
-        raise DataError("pairs are not packed: leave out `pack`")
+        raise DataError("this source does not pack its samples: leave out `pack`")
     return Limit(max_length, over_length, encoder.MAX_LENGTH, encoder.CAN_TRUNCATE)
 
 

@@ -46,6 +46,8 @@ class Tokenizer:
         """
         self.name, self._template_args = name, dict(template_args or {})
         self._tokenizer = _loaded(name)
+        if isinstance(tokens, str) or not all(isinstance(one, str) and one for one in tokens):
+            raise DataError(f"`tokens` is {tokens!r:.40}, and not a list of texts that are not empty")
         before = len(self._tokenizer)
         self._tokenizer.add_tokens(list(tokens))
         self.added = range(before, len(self._tokenizer))

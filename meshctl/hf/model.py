@@ -192,11 +192,12 @@ class Model(Component):
             raise ModelError(f"`head` is {' or '.join(HEADS)}, not `{head}`")
         if num_labels and head != "classify":
             raise ModelError("`num_labels` needs `head: classify`")
-        if num_labels and (names := (config or {}).get("id2label")) and len(names) != num_labels:
+        names = (config or {}).get("id2label")
+        if num_labels and isinstance(names, Mapping) and len(names) != num_labels:
             raise ModelError(f"`num_labels` is {num_labels}, and `config.id2label` has {len(names)} names")
         self.model, self.head, self.export_tokenizer = model, head, tokenizer
         self.config = dict(config or {}) | ({"num_labels": num_labels} if num_labels else {})
-        self.tokens = tuple(tokens)
+        self.tokens = tokens
         if tokens and not tokenizer and not isinstance(model, str):
             raise ModelError("`tokens` needs `tokenizer` with a model of config values")
         self.dtype = dtype_of(dtype)

@@ -97,7 +97,7 @@ class Sampler(AnswerSampler):
         self.sampling = Sampling(temperature, top_k, top_p)
         self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
         self.attention, self.experts, self.lora = attention, experts, Lora.of(lora) if lora else None
-        self.tokenizer_name, self.tokens = tokenizer or str(model), tuple(tokens)
+        self.tokenizer_name, self.tokens = tokenizer or str(model), tokens
         self.max_new_tokens, self.group_size = max_new_tokens, group_size
         self.stop_tokens = [one for one in stop if not isinstance(one, str)]
         self.stop_texts = tuple(one for one in stop if isinstance(one, str))

@@ -96,8 +96,8 @@ def models_are_read_from_files_as_shards(rank: int) -> None:
 
 
 def added_tokens_have_the_mean_of_the_others_in_every_layout(rank: int) -> None:
-    """Of `models_are_read_from_files_as_shards`. The tokenizer has more tokens than the models, and both
-    tables grow to 260 rows."""
+    """This check reads the files that `models_are_read_from_files_as_shards` has written. The tokenizer has
+    more tokens than these models, so both of their tables grow to 260 rows."""
     for name in READ:
         stored, found = load_file(SHARED / name / "model.safetensors"), []
         embedding = stored["model.embed_tokens.weight"]

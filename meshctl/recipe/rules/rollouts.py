@@ -28,6 +28,8 @@ from meshctl.recipe.rules.facts import ALL_LINEAR, Facts, texts_listed_by
 from meshctl.text.english import did_you_mean, listed
 
 MODEL = ("args", "model")
+READY_MADE = ("", "weights", "adapter")
+"""The parts that the models and samplers of meshctl send. A class may have methods for other parts."""
 ADAPTER_DEFAULTS = {"r": 8, "alpha": 16, "target": ALL_LINEAR}
 """The options of an adapter that determine its weights, with their defaults."""
 GROUP = "group_index"
@@ -41,8 +43,9 @@ def synced_models_are_equal(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     if stage.kind != "sync" or not all(facts.declares(name).model for name in ends):
         return
     is_adapter = stage.method == "adapter"
+    is_ready_made = stage.method in READY_MADE and stage.to_method.removeprefix("load_") in READY_MADE
     loads_adapter = stage.to_method == "load_adapter"
-    if is_adapter != loads_adapter and facts.declares(stage.to).shipped.choices.get("lora"):
+    if is_ready_made and is_adapter != loads_adapter and facts.declares(stage.to).shipped.choices.get("lora"):
         sent = "an adapter" if is_adapter else "whole weights"
         message = f"`{stage.name}` sends {sent} to `{stage.to}.{stage.to_method}`"
         help = f"an adapter goes from `{ends[0]}.adapter` to `{ends[1]}.load_adapter`"
