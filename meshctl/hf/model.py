@@ -269,12 +269,12 @@ class Model(Component):
                 self.device,
                 self.split,
                 self.mesh.dim_rank(self.rank, "pp"),
-                self._tokenizer.added if self._tokenizer else range(0),
+                self.extended_tokenizer.added if self.extended_tokenizer else range(0),
             )
         )
 
     @cached_property
-    def _tokenizer(self) -> Tokenizer | None:
+    def extended_tokenizer(self) -> Tokenizer | None:
         """The tokenizer with the added tokens; None if there are none."""
         name = self.export_tokenizer or str(self.model)
         return Tokenizer(name, tokens=self.tokens) if self.tokens else None
@@ -608,7 +608,7 @@ class Model(Component):
             tensors = tensors_of_all(tensors, shapes, owners, pp)
         export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
         if self.rank == 0:
-            copy_companions(self.model, self.export_tokenizer, self.config, path, self._tokenizer)
+            copy_companions(self.model, self.export_tokenizer, self.config, path, self.extended_tokenizer)
         self.collective("world").barrier()
 
     def _export_adapter(self, path: Path) -> None:

@@ -90,11 +90,11 @@ def export_saved(folder: Path, name: str, args: Mapping[str, Any], to: Path, ada
             yield key, saved.read(key, shape)
 
     weights.export(disk, shapes, tensors(), to, made.collective("world"))
-    copy_companions(made.model, made.export_tokenizer, made.config, to, made._tokenizer)
+    copy_companions(made.model, made.export_tokenizer, made.config, to, made.extended_tokenizer)
 
 
 def _config(made: Model) -> Any:
-    added = made._tokenizer.added if made._tokenizer else range(0)
+    added = made.extended_tokenizer.added if made.extended_tokenizer else range(0)
     return building.read_config(made.model, made.head, made.config, added)
 
 
