@@ -35,7 +35,7 @@ ROOMS = {
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
 TOTAL = 83_945
-TESTS = 62_970
+TESTS = 62_971
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

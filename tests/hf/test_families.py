@@ -106,7 +106,8 @@ def test_a_sampler_has_the_log_probabilities_of_the_trained_model(family: str, t
         answers = sampler.sample(Batch({"prompt_ids": Ragged.of([torch.arange(97, 103)] * 2)}))
         learned = answers["labels"].values != IGNORED
         own, sampled = trained.logprobs(answers)["logprobs"].values, answers["sampled_logprobs"].values
-        torch.testing.assert_close(own[learned], sampled[learned], rtol=0, atol=1e-12)
+        atol = 1e-6 if family in ROUNDING else 1e-12  # float32 may round the last bit of float64 up or down
+        torch.testing.assert_close(own[learned], sampled[learned], rtol=0, atol=atol)
         assert learned.sum() > 12
         return
     with pytest.raises(ModelError, match=r"it supports neither `hf.Sampler`"):
