@@ -160,7 +160,7 @@ class Block:
     """Stages that run several times in a step: in rounds, which consist of passes.
 
     A round goes through the data of one source, a batch in each pass, or through minibatches of the value of
-    a stage outside.
+    a stage outside. A block with `take` has passes of its own pace (`topology.take`).
     """
 
     name: str
@@ -174,6 +174,10 @@ class Block:
     """The global number of samples of a minibatch."""
     seed: int = 0
     """The seed of the order of samples in each round."""
+    take: int = field(default=0, metadata=SPARSE)
+    """The number of passes whose samples a step takes; 0 for a block of another form."""
+    ahead: int = field(default=0, metadata=SPARSE)
+    late: int = field(default=0, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
@@ -239,6 +243,10 @@ class Plan:
     def sources(self) -> tuple[Stage, ...]:
         """The sources whose position is part of the run's: those outside of blocks."""
         return tuple(stage for stage in self.stages if stage.is_source and not stage.block)
+
+    def is_of_take(self, stage: Stage) -> bool:
+        """Returns whether a stage runs in passes of their own pace."""
+        return bool(stage.block) and self.block(stage.block).take > 0
 
     def is_into_block(self, route: Route) -> bool:
         """Returns whether a route leads into a block from a stage outside of it."""

@@ -56,7 +56,10 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
             record=tuple(route.name for route in routes if {route.name, route.source} & {*recipe.run.record}),
         ),
         blocks=tuple(
-            Block(block.name, block.until, block.times, block.over, block.size, block.seed)
+            Block(
+                *(block.name, block.until, block.times, block.over, block.size, block.seed),
+                *(block.take, block.ahead, block.late),
+            )
             for block in recipe.blocks.values()
         ),
     )

@@ -379,6 +379,14 @@ REPEAT = Section("repeat", "`repeat`", (
             "and the last minibatch may be short."),
     Field("seed", Integer(0, MAX_SEED), default=0,
         doc="Seed of the order of samples, together with step and round."),
+    Field("take", Integer(1),
+        doc="Number of passes whose samples a step takes. A pass is the work on one sample of the block's "
+            "source; it runs at its own pace."),
+    Field("ahead", Integer(0), default=0,
+        doc="Number of further steps whose passes are in progress."),
+    Field("late", Integer(0), default=0,
+        doc="Number of steps by which a slow pass may be taken later than its turn, while younger ones "
+            "overtake it."),
 ))
 INNER = Section("inner", "a stage of a block", tuple(
     field for field in CALL.fields if field.key not in ("every", "when", "ends_run")
@@ -394,9 +402,11 @@ NOT_IN_BLOCK = {
 """Keys of stages that a stage of a block cannot have, and why."""
 BLOCK = Section("block", "a block", (
     Field("repeat", Nested(REPEAT, example="{times: 3, over: STAGE, size: 128}, or {until: SOURCE}"),
-        doc="How often `stages` run in a step: {until: SOURCE}, or {times: 3, over: STAGE, size: 128}.",
+        doc="How often `stages` run in a step: {until: SOURCE}, {times: 3, over: STAGE, size: 128}, or "
+            "{take: 64}.",
         required="block `{name}` needs `repeat`",
-        required_help="write `repeat: {until: SOURCE}`, or `repeat: {over: STAGE, size: SAMPLES}`"),
+        required_help="write `repeat: {until: SOURCE}`, `repeat: {over: STAGE, size: SAMPLES}`, or "
+            "`repeat: {take: SAMPLES}`"),
     Field("stages", Named(INNER),
         doc="The stages that are repeated, by name, in their order. Elsewhere they are called BLOCK.STAGE.",
         required="block `{name}` needs `stages`",

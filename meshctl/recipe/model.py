@@ -273,6 +273,10 @@ class Block:
     size: int = 0
     seed: int = REPEAT.default("seed")
     after: tuple[str, ...] = ()
+    take: int = 0
+    """The number of passes whose samples a step takes; 0 for a block of another form."""
+    ahead: int = REPEAT.default("ahead")
+    late: int = REPEAT.default("late")
 
 
 @dataclass(frozen=True)

@@ -184,21 +184,40 @@ class _RecipeReader(FieldReader):
             repeat.get("size", 0),
             repeat.get("seed", 0),
             values["after"],
+            repeat.get("take", 0),
+            repeat.get("ahead", 0),
+            repeat.get("late", 0),
         )
+        if block.take:  # a rank may have no pass; a step takes as many samples of the source as passes
+            free = [replace(one, dispatch=replace(one.dispatch, allow_empty=True)) for one in renamed]
+            renamed = [replace(one, samples=block.take) if one.is_source else one for one in free]
         return BlockStages(block, {one.name: replace(one, block=name, **times) for one in renamed})
 
     def check_form(self, repeat: Node, path: KeyPath) -> None:
-        """Reports a `repeat` that has neither of its two forms."""
-        until, over = repeat.get("until"), repeat.get("over")
-        others = [item for key, item in repeat.items() if key in ("times", "over", "size", "seed")]
+        """Reports a `repeat` that has none of its three forms."""
+        until, over, take = repeat.get("until"), repeat.get("over"), repeat.get("take")
+        keys = ("times", "over", "size", "seed") if take is None else ("until", "times", "over", "size", "seed")
+        others = [item for key, item in repeat.items() if key in keys]
+        for_passes = next((one for one in map(repeat.get, ("ahead", "late")) if one is not None), None)
+        if take is not None and others:
+            message, span = "a block with `take` has no rounds", others[0]
+            other = (take.key or take.span).with_word("passes of their own pace")
+            self.report(path, "MC570", message, span.key or span.span, other)
+            return
+        if take is not None:
+            return
+        if for_passes is not None:
+            message, help = "`ahead` and `late` are for a block with `take`", "write {take: SAMPLES, ahead: 1}"
+            self.report(path, "MC103", message, for_passes.key or for_passes.span, help=help, missing=True)
+            return
         if until is not None and others:
             message, span = "a block runs `until` its source ends, or `over` a stage's value", others[0]
             other = (until.key or until.span).with_word("and here")
             self.report(path, "MC570", message, span.key or span.span, other)
         elif until is None and (over is None or repeat.get("size") is None) and not self.has_wrong_key(path):
-            lacking = "`until`, or `over` and `size`" if not others else "`over` and `size`"
+            lacking = "`until`, `take`, or `over` and `size`" if not others else "`over` and `size`"
             message = f"`repeat` needs {lacking}"
-            help = "write {until: SOURCE}, or {over: STAGE, size: SAMPLES}"
+            help = "write {until: SOURCE}, {over: STAGE, size: SAMPLES}, or {take: SAMPLES}"
             self.report(path, "MC103", message, repeat.key or repeat.span, help=help, missing=True)
 
     def inner(self, name: str, node: Node, path: KeyPath) -> model.Stage:

@@ -178,9 +178,27 @@ class Topology:
         first = next((other for other in self.stages if other.block == stage.block), stage)
         if block is None or first.name != stage.name:
             return ""
+        if block.take:
+            further = [f"ahead {block.ahead}"] * bool(block.ahead) + [f"late {block.late}"] * bool(block.late)
+            return ", ".join((f"takes {counted(block.take, 'sample')} a step", *further))
         if block.until:
             return "until it ends"
         return f"{counted(block.times, 'round')} over {block.over} by {block.size}"
+
+    @property
+    def ages(self) -> tuple[str, ...]:
+        """A sentence on each block with `take`: the greatest age of its tokens, and the most open passes."""
+        found = list[str]()
+        for block in (one for one in self.blocks if one.take):
+            components = {stage.component for stage in self.stages if stage.block == block.name}
+            syncs = [one for one in self.stages if one.kind == "sync" and one.to in components]
+            staleness = max((one.lag + one.every - 1 for one in syncs), default=0)
+            parts = (f"max_staleness {staleness}", f"ahead {block.ahead}", f"late {block.late}")
+            age = counted(staleness + block.ahead + block.late, "step")
+            is_old = f"a token is at most {age} old when it is trained ({' + '.join(parts)})"
+            most = counted((block.ahead + 1) * block.take, "pass").replace("passs", "passes")
+            found.append(f"{block.name}: {is_old}; at most {most} are open")
+        return tuple(found)
 
 
 def topology(plan: Plan, warnings: Iterable[Warning] = (), memory: Memory = Memory()) -> Topology:

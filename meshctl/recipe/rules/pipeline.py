@@ -315,7 +315,7 @@ def sync_methods_exist(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 
 
 def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic]:
-    """`until` names the one source of a block. With `over` the block has none."""
+    """`until` names the one source of a block. With `over` the block has none, and with `take` one."""
     sources = [name for name in block.stages if facts.recipe.pipeline[name].is_source]
     inner = [name.partition(".")[2] for name in sources]
     if block.until and block.until not in sources:
@@ -326,7 +326,11 @@ def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic
         help = did_you_mean("", inner) or "use one of its stages that has no `in`"
         yield Diagnostic("MC572", message, span, help=help, missing=True)
         return
-    others = [name for name in sources if name != block.until]
+    if block.take and not sources:
+        message = f"block `{block.name}` has no source, whose samples its passes work on"
+        help = "move the stage that has no `in` into the block"
+        yield Diagnostic("MC572", message, facts.key("pipeline", block.name), help=help, missing=True)
+    others = sources[1:] if block.take else [name for name in sources if name != block.until]
     if others:
         first = facts.key("pipeline", others[0])
         message = f"`{_inner(others[0])}` is a second source of block `{block.name}`"
@@ -334,7 +338,8 @@ def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic
         if block.over:
             message = f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
             what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
-        key = "until" if block.until else "over"
+        key = "take" if block.take else "until" if block.until else "over"
+        what = f"each pass has a sample of `{_inner(sources[0])}`" if block.take else what
         seconds = (facts.value("pipeline", block.name, "repeat", key).with_word(what),)
         yield Diagnostic("MC572", message, first, seconds, help or "take its value from outside")
 
@@ -342,19 +347,21 @@ def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic
 def stages_take_what_is_repeated(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic]:
     """Every other stage of a block takes the source, or the minibatches, directly or not: otherwise it would
     not know when the block ends."""
-    repeated = block.until or block.over
-    if repeated not in facts.recipe.pipeline or (repeated in block.stages) != bool(block.until):
+    sources = [name for name in block.stages if facts.recipe.pipeline[name].is_source]
+    until = block.until or (sources[0] if block.take and sources else "")
+    repeated = until or block.over
+    if repeated not in facts.recipe.pipeline or (repeated in block.stages) != bool(until):
         return
-    if block.until and not facts.recipe.pipeline[block.until].is_source:
+    if until and not facts.recipe.pipeline[until].is_source:
         return
     reached = {repeated}
     pending = [facts.recipe.pipeline[name] for name in block.stages]
     while more := [stage for stage in pending if reached & {*stage.takes}]:
         reached |= {stage.name for stage in more}
         pending = [stage for stage in pending if stage.name not in reached]
-    if block.until and len(reached) == 1:
-        message = f"no stage of block `{block.name}` takes `{_inner(block.until)}`"
-        yield Diagnostic("MC573", message, facts.key("pipeline", block.until), missing=True)
+    if until and len(reached) == 1:
+        message = f"no stage of block `{block.name}` takes `{_inner(until)}`"
+        yield Diagnostic("MC573", message, facts.key("pipeline", until), missing=True)
     for stage in pending:
         if stage.name in reached or stage.is_source:
             continue  # the block's source, or one that is reported

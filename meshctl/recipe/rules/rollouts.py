@@ -224,7 +224,7 @@ def inputs_are_given(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         or found.overrides_shipped
     ):
         return
-    columns = _inputs_of(facts, stage, frozenset())
+    columns = columns_given_to(facts, stage)
     yield from _reference_is_base(facts, stage, columns or frozenset())
     for function, inputs, span in _needed(facts, component, columns) if columns is not None else ():
         message = f"`{stage.name}` does not receive {listed(inputs)}, which {function} of `{component}` needs"
@@ -240,7 +240,7 @@ def rewards_are_computable(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     paths = [("args", argument) for argument, table in choices if table == REWARDS]
     if not paths or stage.method != "score" or found is None or found.overrides_returns:
         return
-    columns, code = _inputs_of(facts, stage, frozenset()), facts.code_of(component)
+    columns, code = columns_given_to(facts, stage), facts.code_of(component)
     given = facts.node("components", component, *RENAMED)
     renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
     for name, span in (one for path in paths for one in given_names(facts, component, path)):
@@ -294,7 +294,7 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
 # Columns
 
 
-def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[str] | None:
+def columns_given_to(facts: Facts, stage: Stage, seen: frozenset[str] = frozenset()) -> frozenset[str] | None:
     """Returns the columns that a stage receives; None if some may be unknown. `seen` are the stages that take
     it, directly or not."""
     found: frozenset[str] = frozenset()
@@ -305,7 +305,7 @@ def _inputs_of(facts: Facts, stage: Stage, seen: frozenset[str]) -> frozenset[st
             return None
         kept: frozenset[str] | None = frozenset()
         if facts.declares(source.component).returns[source.method].keeps_inputs:
-            kept = _inputs_of(facts, source, seen | {stage.name})
+            kept = columns_given_to(facts, source, seen | {stage.name})
         if kept is None:
             return None
         found |= own | kept

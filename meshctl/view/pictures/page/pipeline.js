@@ -134,6 +134,10 @@ function stageBox({stage, component, method, inputs, kind}, narrow) {
 function repeatOf({name, block}) {
   const found = (facts.blocks ?? []).find((one) => one.name === block);
   if (!found || facts.stages.find((other) => other.block === block).name !== name) return "";
+  if (found.take) {
+    const further = ["ahead", "late"].filter((key) => found[key]).map((key) => `, ${key} ${found[key]}`);
+    return `takes ${many(found.take, "sample")} a step${further.join("")}`;
+  }
   return found.until ? "until it ends" : `${many(found.times, "round")} over ${found.over} by ${found.size}`;
 }
 

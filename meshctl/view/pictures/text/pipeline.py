@@ -21,7 +21,7 @@ from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER, transports_of
 from meshctl.view.pictures.text.letters import Marks
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, wrapped
+from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, words_of, wrapped
 
 MAX_LANES = 6
 """Maximum number of lanes side by side. A picture that needs more has no lanes: only the names of inputs show
@@ -266,7 +266,13 @@ def in_full(pipeline: Pipeline, width: int) -> list[Line]:
         below = Line(" " * (pipeline.digits + 4), lane).padded(pipeline.indent + 2)
         made.append(head)
         made += [Line(below, each) for route in pipeline.below[stage.name] for each in drawn[route.name]]
-    return made
+    return [*made, *ages(pipeline, width)]
+
+
+def ages(pipeline: Pipeline, width: int) -> list[Line]:
+    """Returns a sentence on the age of the tokens of each block with `take`."""
+    texts = (wrapped(words_of(text), width - 4, " ") for text in pipeline.marks.topology.ages)
+    return [Line("    " if number else "  ", line) for lines in texts for number, line in enumerate(lines)]
 
 
 def in_lines(pipeline: Pipeline, width: int) -> list[Line]:
