@@ -220,9 +220,13 @@ class Sampled:
 
     def probe(self) -> list[float]:
         """Returns log-probabilities of the model."""
-        from meshctl.vllm.options import Request, Sampling
+        from meshctl.sampling.continuous import Continuous, Request
+        from meshctl.vllm.options import Sampling
+        from meshctl.vllm.sampler import VllmStepper
 
-        [answer] = self._sampler.engine.generate([Request([5, 6, 7, 8], 0)], Sampling(4, temperature=0))
+        generator = Continuous(VllmStepper(self._sampler.engine, Sampling(4, temperature=0)))
+        [answer] = generator.submit([Request([5, 6, 7, 8], [0])]).result()
+        generator.close()
         return [*answer.logprobs, *map(float, answer.tokens)]
 
 

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from meshctl.hf.options import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import Texts
-from meshctl.hf.transformers_api import CachedForward, padded_left
+from meshctl.hf.transformers_cache import CachedForward, padded_left
 from meshctl.labels import IGNORED
 from meshctl.losses.loss import token_logprobs
 

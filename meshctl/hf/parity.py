@@ -6,8 +6,8 @@ sent the sampler its weights.
 
 If no update has changed the weights since then, the first forward pass of the update computes the same
 log-probabilities as the sampler, up to rounding. Otherwise, the scores of a few held answers are compared
-(`meshctl.data.samplers`). A larger difference means that the sampler is not the actor: other weights, another
-temperature, another template, or a kernel that is wrong.
+(`meshctl.sampling.answers`). A larger difference means that the sampler is not the actor: other weights,
+another temperature, another template, or a kernel that is wrong.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from meshctl.data.samplers import IDS, LABELS, LOGPROBS, Score
 from meshctl.hf.options import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import aligned
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch, Ragged
 from meshctl.runtime.collectives.collective import Collective
+from meshctl.sampling.answers import IDS, LABELS, LOGPROBS, Score
 
 MODES = ("warn", "error", "off")
 VERSION = MARK + "version"

@@ -1,4 +1,4 @@
-"""All of transformers that meshctl uses.
+"""All of transformers that meshctl uses, beside the caches of `transformers_cache`.
 
 `from_pretrained(distributed_config=...)` creates its own meshes, over the accelerator of the machine and all
 processes. The functions here apply the same plans to the mesh of a component instead.
@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from inspect import signature
 from logging import ERROR, getLogger
 from math import prod
 from pathlib import Path
@@ -28,11 +27,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    DynamicCache,
     PreTrainedModel,
     get_scheduler,
 )
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 from transformers.distributed import DistributedConfig
@@ -573,79 +570,3 @@ class DiskFormat:
 
 def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).strip().splitlines()[0]
-
-
-PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
-"""The classes of the caches of layers that keep keys and values only."""
-
-
-def check_cache(model: Any) -> None:
-    """Raises `ModelError` if texts cannot be continued from a cache of keys and values alone."""
-    layers = DynamicCache(config=model.config).layers
-    is_unknown = model._is_stateful and not getattr(model.config.get_text_config(), "layer_types", None)
-    if is_unknown or not all(type(layer) in PLAIN for layer in layers):
-        raise ModelError(
-            f"`{type(model).__name__}` has a state beside its cache of keys and values: it supports neither "
-            "`hf.Sampler` nor `share_prompts`"
-        )
-
-
-def padded_left(
-    prompts: Sequence[torch.Tensor], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Returns the tokens, int64 `[prompts, longest]`, and a mask of them with 0 for padding; None if there is
-    no padding."""
-    longest = max(map(len, prompts))
-    ids = torch.zeros((len(prompts), longest), dtype=torch.int64)
-    is_real = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, longest - len(prompt) :] = prompt
-        is_real[row, longest - len(prompt) :] = 1
-    has_padding = not bool(is_real.all())
-    return ids.to(device), is_real.to(device) if has_padding else None
-
-
-class CachedForward:
-    """Forward passes of a causal model that continue earlier ones, with a cache of keys and values."""
-
-    def __init__(self, model: Any, is_real: torch.Tensor | None) -> None:
-        """`is_real` is int64 `[rows, length]` for the first pass: 0 in the padding at the beginning of a row,
-        and 1 elsewhere. It is None without padding."""
-        check_cache(model)
-        self._model, self._is_real = model, is_real
-        self._cache, self._is_first = DynamicCache(config=model.config), True
-        self._next = None if is_real is None else is_real.sum(1, keepdim=True)
-        """`[rows, 1]`: the position of each row's next token."""
-        known = signature(model.forward).parameters
-        self._of_last = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-        self._name = "cache" if "cache" in known else "past_key_values"  # before transformers 5.24
-
-    def __call__(self, ids: torch.Tensor, *, all_logits: bool = False) -> torch.Tensor:
-        """Returns the logits after the last token of each row, `[rows, 1, vocabulary]`, or with `all_logits`
-        those after each token, `[rows, length, vocabulary]`. `ids` is int64 `[rows, length]` and continues
-        the rows of the earlier passes."""
-        options = {} if all_logits else self._of_last
-        inputs = {"input_ids": ids, self._name: self._cache, "use_cache": True}
-        made = self._model(**inputs, **self._padding(ids), **options)
-        logits = made.logits if all_logits else made.logits[:, -1:]
-        assert isinstance(logits, torch.Tensor)
-        return logits
-
-    def _padding(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        if self._is_real is None or self._next is None:
-            return {}
-        if self._is_first:
-            self._is_first = False
-            positions = (self._is_real.cumsum(1) - 1).clamp(min=0)
-            return {"attention_mask": self._is_real, "position_ids": positions}
-        self._is_real = torch.cat([self._is_real, torch.ones_like(ids)], 1)
-        positions = self._next + torch.arange(ids.shape[1], device=ids.device)
-        self._next = self._next + ids.shape[1]
-        return {"attention_mask": self._is_real, "position_ids": positions}
-
-    def select(self, rows: torch.Tensor) -> None:
-        """Replaces the rows of the cache by these of its rows. `rows` is int64 and may name a row several
-        times, or not at all."""
-        self._cache.batch_select_indices(rows)
-        if self._is_real is not None and self._next is not None:
-            self._is_real, self._next = self._is_real[rows], self._next[rows]

@@ -196,9 +196,9 @@ class _RecipeReader(FieldReader):
     def check_form(self, repeat: Node, path: KeyPath) -> None:
         """Reports a `repeat` that has none of its three forms."""
         until, over, take = repeat.get("until"), repeat.get("over"), repeat.get("take")
-        keys = ("times", "over", "size", "seed") if take is None else ("until", "times", "over", "size", "seed")
-        others = [item for key, item in repeat.items() if key in keys]
-        for_passes = next((one for one in map(repeat.get, ("ahead", "late")) if one is not None), None)
+        rounds = ["times", "over", "size", "seed"] + ["until"] * (take is not None)
+        others = [item for key, item in repeat.items() if key in rounds]
+        of_takes = [item for key, item in repeat.items() if key in ("ahead", "late")]
         if take is not None and others:
             message, span = "a block with `take` has no rounds", others[0]
             other = (take.key or take.span).with_word("passes of their own pace")
@@ -206,9 +206,10 @@ class _RecipeReader(FieldReader):
             return
         if take is not None:
             return
-        if for_passes is not None:
-            message, help = "`ahead` and `late` are for a block with `take`", "write {take: SAMPLES, ahead: 1}"
-            self.report(path, "MC103", message, for_passes.key or for_passes.span, help=help, missing=True)
+        if of_takes:
+            message, span = "`ahead` and `late` are for a block with `take`", of_takes[0]
+            help = "write {take: SAMPLES, ahead: 1}"
+            self.report(path, "MC103", message, span.key or span.span, help=help, missing=True)
             return
         if until is not None and others:
             message, span = "a block runs `until` its source ends, or `over` a stage's value", others[0]

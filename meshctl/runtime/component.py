@@ -12,7 +12,8 @@ of one rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
+from inspect import iscoroutinefunction
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -23,6 +24,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective, CollectiveError
+from meshctl.runtime.event_loop import is_on_loop, result_of
 from meshctl.runtime.rank_context import STARTING, RankContext, standalone
 from meshctl.topology.mesh import DeviceMesh, MeshError
 from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode
@@ -75,15 +77,31 @@ def endpoint(
     With `retry: n`, a call that raises an exception is repeated up to n times, on that rank only, so the
     method must not call collectives. Its arguments and the random generators are then as at first; what it
     has changed in the component is not.
+
+    An `async def` method runs on the event loop of the process. A call waits for its result, unless the
+    caller runs on that loop: `await super().sample(batch)`.
     """
     if isinstance(retry, bool) or not isinstance(retry, int) or retry < 0:
         raise ComponentError(f"@endpoint: `retry` must be an integer of at least 0, not {retry!r}")
 
     def mark(method: Method) -> Method:
-        method.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute, retry)  # type: ignore[attr-defined]
-        return method
+        marked = blocking(method) if iscoroutinefunction(method) else method
+        marked.__meshctl_endpoint__ = Endpoint(dispatch, collect, execute, retry)  # type: ignore[attr-defined]
+        return marked
 
     return mark if method is None else mark(method)
+
+
+def blocking(method: Method) -> Method:
+    """Returns a function that runs an `async def` method on the event loop and waits for its result. On the
+    loop itself it returns the coroutine."""
+
+    @wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        coroutine = method(*arguments, **named)
+        return coroutine if is_on_loop() else result_of(coroutine)
+
+    return call  # type: ignore[return-value]
 
 
 def endpoint_of(component: type, method: str) -> Endpoint | None:

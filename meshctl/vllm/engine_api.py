@@ -28,11 +28,12 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.sampling_params import RequestOutputKind
 from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from meshctl.data.samplers import Answer
-from meshctl.vllm.options import EngineOptions, Request, SamplerError, Sampling, model_folder
+from meshctl.sampling.continuous import Answer
+from meshctl.vllm.options import EngineOptions, SamplerError, Sampling, model_folder
 
 BACKEND = "meshctl"
 """The name under which `Transfer` is registered."""
@@ -164,29 +165,37 @@ class Engine:
         found: str = self._llm.get_weight_version()
         return found
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
-        """Returns the answer to each request. Raises `SamplerError` if vLLM fails."""
-        prompts = [{"prompt_token_ids": list(one.prompt)} for one in requests]
-        parameters = [_parameters(sampling, one.seed) for one in requests]
-        return [_answer(output.outputs[0]) for output in self._outputs(prompts, parameters)]
+    def add(self, name: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+        """Adds a request, whose answer has this name. Raises `SamplerError` if vLLM refuses it."""
+        with _errors(f"vLLM {vllm.__version__} cannot generate"):
+            self._llm.llm_engine.add_request(
+                name,
+                {"prompt_token_ids": list(prompt)},
+                _parameters(sampling, seed),
+                lora_request=self._adapter,
+            )
+
+    def step(self) -> list[tuple[str, Answer]]:
+        """Runs one step of the scheduler, and returns the answers that have ended, by name. Raises
+        `SamplerError` if vLLM fails."""
+        with _errors(f"vLLM {vllm.__version__} cannot generate"):
+            outputs = self._llm.llm_engine.step()
+        return [(one.request_id, _answer(one.outputs[0])) for one in outputs if one.finished]
+
+    def abort(self, names: Sequence[str]) -> None:
+        self._llm.llm_engine.abort_request(list(names))
 
     def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         """Returns the log-probability of each token of each text but its first, at temperature 1. A text is
         shorter than `max_length`, because the engine generates a token after it."""
         prompts = [{"prompt_token_ids": list(one)} for one in texts]
         parameters = vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
-        outputs = self._outputs(prompts, parameters)
+        with _errors(f"vLLM {vllm.__version__} cannot generate"):
+            outputs = self._llm.generate(prompts, parameters, use_tqdm=False, lora_request=self._adapter)
         return [
             [entry[token].logprob for token, entry in zip(text[1:], output.prompt_logprobs[1:], strict=True)]
             for text, output in zip(texts, outputs, strict=True)
         ]
-
-    def _outputs(self, prompts: list[dict[str, list[int]]], parameters: Any) -> list[Any]:
-        with _errors(f"vLLM {vllm.__version__} cannot generate"):
-            found: list[Any] = self._llm.generate(
-                prompts, parameters, use_tqdm=False, lora_request=self._adapter
-            )
-        return found
 
     # Weights
 
@@ -327,6 +336,7 @@ def _parameters(sampling: Sampling, seed: int) -> vllm.SamplingParams:
         detokenize=bool(sampling.stop_texts),
         logprobs=0,
         flat_logprobs=True,
+        output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 

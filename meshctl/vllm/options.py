@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -75,14 +75,6 @@ class Sampling:
     """The number of most likely tokens that can be drawn; 0 for all."""
     stop_tokens: tuple[int, ...] = ()
     stop_texts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt, and the seed of its answer."""
-
-    prompt: Sequence[int]
-    seed: int
 
 
 def prepare() -> None:

@@ -10,7 +10,6 @@ The ranks of a tp group are one engine.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,15 +20,15 @@ import torch
 from torch import Tensor
 
 from meshctl.argument_limits import check_arguments
-from meshctl.data.samplers import Answer, AnswerSampler, HeldBySampler, PromptLimits
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.extras import extra
+from meshctl.sampling.answers import AnswerSampler, HeldBySampler, PromptLimits
+from meshctl.sampling.continuous import Answer, Continuous, Request
 from meshctl.vllm.checks import SAMPLER
 from meshctl.vllm.options import (
     EngineOptions,
-    Request,
     SamplerError,
     Sampling,
     prepare,
@@ -43,6 +42,7 @@ CPU_CACHE_BYTES = 1 << 30
 """The default size in bytes of the cache of keys and values on a CPU, where vLLM would take most of the
 memory."""
 FINISHED = ("stop", "length")
+MAX_SEED = (1 << 63) - 1
 WEIGHTS = "weights"
 """The part of an engine's memory that a sync needs."""
 Weights = Iterable[tuple[str, Tensor]]
@@ -172,18 +172,20 @@ class Sampler(AnswerSampler):
             raise SamplerError(f"`sleep` needs CUDA; the device is `{self.device.type}`")
 
     def close(self) -> None:
+        super().close()
         if "engine" in self.__dict__:
             self.engine.close()
 
     # Sampling
 
-    def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
-        rows = [row.tolist() for row in samples["prompt_ids"].rows()]
-        words = [repr((self.seed, self.place.name, self.step, *one)) for one in samples.ids.tolist()]
-        digests = [hashlib.blake2b(one.encode(), digest_size=8).digest() for one in words]
-        seeds = [int.from_bytes(one, "big") >> 1 for one in digests]
-        requests = [Request(prompt, seed) for prompt, seed in zip(rows, seeds, strict=True)]
-        answers = self.engine.generate(requests, self._complete_sampling)
+    @cached_property
+    def generator(self) -> Continuous:
+        """The thread that generates answers, made at the first access."""
+        ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
+        return Continuous(VllmStepper(self.engine, replace(self.sampling, stop_tokens=tuple(ends))))
+
+    async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
+        answers = await super()._answers(prompts, samples)
         self._check_answers(answers, samples)
         return answers
 
@@ -199,11 +201,6 @@ class Sampler(AnswerSampler):
         scores = self.engine.score(rows) if rows else []
         values = torch.tensor([one for row in scores for one in (0.0, *row)], dtype=torch.float32)
         return Ragged(values * (texts["labels"].values != IGNORED), texts["input_ids"].offsets)
-
-    @cached_property
-    def _complete_sampling(self) -> Sampling:
-        ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
-        return replace(self.sampling, stop_tokens=tuple(ends))
 
     @cached_property
     def limits(self) -> PromptLimits:
@@ -269,6 +266,29 @@ class Sampler(AnswerSampler):
         if self.options.can_sleep:
             self.engine.sleep()
             self._is_asleep = True
+
+
+class VllmStepper:
+    """Generates answers with an engine of vLLM."""
+
+    def __init__(self, engine: Engine, sampling: Sampling) -> None:
+        self._engine, self._sampling = engine, sampling
+        self._keys: dict[str, tuple[Any, int]] = {}
+        """Name of a request of the engine -> the key of ours, and the index among its answers."""
+        self._added = 0
+
+    def add(self, key: Any, request: Request) -> None:
+        for index, seed in enumerate(request.seeds):
+            self._added += 1
+            self._keys[str(self._added)] = key, index
+            self._engine.add(str(self._added), request.prompt, self._sampling, seed & MAX_SEED)
+
+    def step(self) -> list[tuple[Any, int, Answer]]:
+        return [(*self._keys.pop(name), answer) for name, answer in self._engine.step()]
+
+    def drop(self) -> None:
+        self._engine.abort([*self._keys])
+        self._keys.clear()
 
 
 def chunks(stream: Weights) -> Iterator[list[tuple[str, Tensor]]]:

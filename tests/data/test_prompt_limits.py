@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from meshctl import Batch
-from meshctl.data.samplers import PromptLimits
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.runtime.component import ComponentError
+from meshctl.sampling.answers import PromptLimits
 
 
 def prompts(*lengths: int) -> Batch:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from meshctl.data.samplers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
 from meshctl.hf.parity import SentWeights
 from meshctl.runtime.batch.batch import Batch, Ragged
+from meshctl.sampling.answers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
 
 
 def answers(count: int, first: int = 0) -> Batch:

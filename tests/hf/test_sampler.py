@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from meshctl import Batch
 from meshctl.hf import Model, ModelError, Sampler
-from meshctl.hf.sampler import Sampling, stream_keys, uniforms
+from meshctl.hf.decoding import Sampling, uniforms
 from meshctl.runtime.batch.batch import Ragged
+from meshctl.sampling.answers import seeds_of
 from tests.hf.parity import MODELS, label_logprobs
 
 SIZES = {"vocab_size": 259, "max_position_embeddings": 64, "initializer_range": 0.3}
@@ -364,13 +365,13 @@ def test_the_numbers_are_the_same_in_every_version() -> None:
 
 def test_the_numbers_are_uniform_and_differ_between_samples_and_words() -> None:
     ids = torch.arange(2000)[:, None]
-    found = uniforms(stream_keys((0, "sampler", 1), ids), 50)
+    found = uniforms(torch.tensor(seeds_of((0, "sampler", 1), ids)), 50)
     assert found.min() >= 0 and found.max() < 1
     histogram = torch.histc(found, 10, 0, 1)
     assert (histogram - 10_000).abs().max() < 500
     assert len(found.flatten().unique()) == found.numel()
-    again = uniforms(stream_keys((0, "sampler", 1), ids[::7]), 50)
+    again = uniforms(torch.tensor(seeds_of((0, "sampler", 1), ids[::7])), 50)
     assert torch.equal(again, found[::7]), "a stream does not depend on the other samples"
-    other = uniforms(stream_keys((0, "sampler", 2), ids), 50)
+    other = uniforms(torch.tensor(seeds_of((0, "sampler", 2), ids)), 50)
     assert not (other == found).any()
-    assert not torch.equal(stream_keys((0,), torch.tensor([[1, 2]])), stream_keys((0,), torch.tensor([[12]])))
+    assert seeds_of((0,), torch.tensor([[1, 2]])) != seeds_of((0,), torch.tensor([[12]]))

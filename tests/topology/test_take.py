@@ -97,7 +97,7 @@ def test_the_bound_is_reached() -> None:
 
 
 def test_a_smaller_ahead_deals_nothing_until_enough_passes_were_taken() -> None:
-    state = Taking(take=2, ahead=0, late=0, ranks=1, next=6, open={n: 3 for n in range(6)})
+    state = Taking(take=2, ahead=0, late=0, ranks=1, next=6, open=dict.fromkeys(range(6), 3))
     state.begin(4)
     assert not state.deal(last=9)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from meshctl.data.samplers import Answer
+from meshctl.sampling.continuous import Answer
 from meshctl.vllm import Sampler
-from meshctl.vllm.options import EngineOptions, Request, Sampling
+from meshctl.vllm.options import EngineOptions, Sampling
 
 
 class FakeEngine:
@@ -23,17 +23,27 @@ class FakeEngine:
     def __init__(self, options: EngineOptions) -> None:
         self.options = options
         self.calls: list[str] = []
-        self.requests: list[Request] = []
+        self.requests: list[tuple[str, Sequence[int], int]] = []
+        self.seeds: list[int] = []
         self.sampling: Sampling | None = None
         self.names: list[str] = []
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Answer]:
-        self.calls.append("generate")
-        self.requests, self.sampling = list(requests), sampling
-        return [self._answer(one, sampling) for one in requests]
+    def add(self, name: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+        self.sampling = sampling
+        self.requests.append((name, prompt, seed))
 
-    def _answer(self, request: Request, sampling: Sampling) -> Answer:
-        tokens = [request.prompt[-1]] * sampling.max_new_tokens
+    def step(self) -> list[tuple[str, Answer]]:
+        assert self.sampling
+        self.calls.append("step")
+        waiting, self.requests = self.requests, []
+        self.seeds += [seed for _, _, seed in waiting]
+        return [(name, self._answer(prompt, self.sampling)) for name, prompt, _ in waiting]
+
+    def abort(self, names: Sequence[str]) -> None:
+        self.calls.append("abort")
+
+    def _answer(self, prompt: Sequence[int], sampling: Sampling) -> Answer:
+        tokens = [prompt[-1]] * sampling.max_new_tokens
         return Answer(tokens, [-0.5] * len(tokens), self.finish_reason, (self.version,))
 
     def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:

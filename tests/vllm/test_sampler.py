@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from meshctl import Batch, DeviceMesh
-from meshctl.data.samplers import IDS, LOGPROBS, Answer
 from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
+from meshctl.sampling.answers import IDS, LOGPROBS
+from meshctl.sampling.continuous import Answer
 from meshctl.vllm import SamplerError
-from meshctl.vllm.options import Request, Sampling
+from meshctl.vllm.options import Sampling
 from meshctl.vllm.sampler import CHUNK_BYTES, chunks, with_tied_head
 from tests.vllm.fake_engine import FakeEngine, FakeSampler
 
@@ -113,7 +115,7 @@ def test_seeds_depend_on_the_sample_and_not_on_its_batch() -> None:
     def seeds(batch: Batch, **options: Any) -> list[int]:
         one = sampler(**options)
         one.sample(batch)
-        return [request.seed for request in one.engine.requests]
+        return list(one.engine.seeds)
 
     together = seeds(prompts([65], [66], [67]), group_size=2)
     assert seeds(prompts([66], first=1), group_size=2) == together[2:4]
@@ -165,7 +167,7 @@ def test_a_sync_updates_the_engine_and_its_version() -> None:
 def forgetful(self: FakeEngine, version: str) -> None: ...
 
 
-def stale(self: FakeEngine, request: Request, sampling: Sampling) -> Answer:
+def stale(self: FakeEngine, prompt: Sequence[int], sampling: Sampling) -> Answer:
     return Answer([65], [0.0], "length", ("default", "1"))
 
 
@@ -224,7 +226,7 @@ def test_a_sleeping_engine_wakes_for_a_sync_and_for_a_batch() -> None:
     one.sample(prompts([65]))
     one.close()
     update = ["wake weights", "start_update", "update", "finish_update"]
-    assert one.engine.calls == ["generate", "sleep", *update, "wake", "generate", "sleep", "close"]
+    assert one.engine.calls == ["step", "sleep", *update, "wake", "step", "sleep", "close"]
 
 
 def test_close_without_an_engine() -> None:
@@ -248,7 +250,7 @@ def test_held_answers_are_scored_where_steps_are_between() -> None:
     one = sampler()
     one.place.version, one.place.step = 1, 3
     found = one.sample(prompts([5, 6], [7]))
-    assert one.engine.calls[-2:] == ["generate", "score"]
+    assert one.engine.calls[-2:] == ["step", "score"]
     rows = found.columns[LOGPROBS].rows()
     assert [row.tolist() for row in rows] == [[0, 0, -6, -6, -6], [0, -7, -7, -7]]
     assert [row.tolist() for row in found.columns[IDS].rows()] == [

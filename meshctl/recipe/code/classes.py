@@ -33,7 +33,7 @@ from meshctl.recipe.code.modules import (
     dotted_name,
     statements,
 )
-from meshctl.recipe.code.signatures import Signature, signature
+from meshctl.recipe.code.signatures import FUNCTIONS, Function, Signature, signature
 from meshctl.recipe.code.tables import mode_text
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class Class:
     """True if every base class was read. If so, `methods` lists all members."""
     abstract_methods: tuple[str, ...] = ()
     """Abstract methods without an implementation."""
-    async_methods: frozenset[str] = frozenset()
-    """The `async` methods."""
     assigned_members: frozenset[str] = frozenset()
     """Members that are assigned (`go = other`), whose kind is unknown."""
     logs: bool = True
@@ -194,15 +192,8 @@ class Code(Sources):
         # Nearer members override farther ones.
         bodies = [(owner, item) for owner, one in reversed(classes) for item in statements(one.body)]
         members: Members = {name: (owner, item) for owner, item in bodies for name in bound_names(item)}
-        methods = {
-            name
-            for name, (_, item) in members.items()
-            if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef))
-        }
         functions = {
-            name: (owner, item)
-            for name, (owner, item) in members.items()
-            if isinstance(item, ast.FunctionDef)
+            name: (owner, item) for name, (owner, item) in members.items() if isinstance(item, FUNCTIONS)
         }
         metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
         is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
@@ -216,8 +207,7 @@ class Code(Sources):
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
             abstract_methods=tuple(_abstract(functions)) if "abc.ABC" in ends else (),
-            async_methods=frozenset(methods) - frozenset(functions),
-            assigned_members=frozenset(members) - frozenset(methods),
+            assigned_members=frozenset(members) - frozenset(functions),
             logs=any(one.may_log for one in metrics.values()),
             trains=_training(functions),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
@@ -251,7 +241,7 @@ class Code(Sources):
                 yield absolute
 
     def _endpoints(
-        self, functions: Mapping[str, tuple[Module, ast.FunctionDef]], metrics: Mapping[str, _Metrics]
+        self, functions: Mapping[str, tuple[Module, Function]], metrics: Mapping[str, _Metrics]
     ) -> dict[str, Endpoint]:
         """Returns the endpoints among the methods of a class. Each has the metrics that it returns, and those
         that any of the methods logs."""
@@ -262,7 +252,7 @@ class Code(Sources):
         }
         return {name: endpoint for name, endpoint in read.items() if endpoint}
 
-    def _endpoint(self, module: Module, method: ast.FunctionDef, metrics: tuple[str, ...]) -> Endpoint | None:
+    def _endpoint(self, module: Module, method: Function, metrics: tuple[str, ...]) -> Endpoint | None:
         """Reads the `endpoint` decorator of a method with these metrics; returns None if it has none."""
         for decorator in method.decorator_list:
             call = decorator if isinstance(decorator, ast.Call) else None
@@ -290,7 +280,7 @@ class Code(Sources):
         return None
 
     def _constructor(
-        self, classes: list[tuple[Module, ast.ClassDef]], methods: dict[str, tuple[Module, ast.FunctionDef]]
+        self, classes: list[tuple[Module, ast.ClassDef]], methods: dict[str, tuple[Module, Function]]
     ) -> Signature | None:
         if any(node.decorator_list or node.keywords for _, node in classes):
             return None
@@ -303,7 +293,7 @@ class Code(Sources):
 def _declared(
     classes: list[tuple[Module, ast.ClassDef]],
     members: Members,
-    functions: Mapping[str, tuple[Module, ast.FunctionDef]],
+    functions: Mapping[str, tuple[Module, Function]],
 ) -> Declarations:
     """Returns the declarations of a class, and the facts about the nearest ready-made one."""
     own = {name for name, (owner, _) in members.items() if not owner.name.startswith("meshctl.")}
@@ -338,14 +328,14 @@ def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str)
     return any(name in others for name in nearer if name not in READERS)
 
 
-def _abstract(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> Iterator[str]:
+def _abstract(functions: Mapping[str, tuple[Module, Function]]) -> Iterator[str]:
     for name, (_, method) in functions.items():
         decorators = [dotted_name(one) or "" for one in method.decorator_list]
         if any(one.rpartition(".")[2] == "abstractmethod" for one in decorators):
             yield name
 
 
-def _hidden_values(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
+def _hidden_values(functions: Mapping[str, tuple[Module, Function]]) -> frozenset[str]:
     """Returns the values of `Component` with which a method compares or computes, or which it formats,
     although a method of this name hides them."""
     hidden = [name for name in PLACES if name in functions]
@@ -362,7 +352,7 @@ def _hidden_values(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> f
     return frozenset(name for name in hidden if f"self.{name}" in names)
 
 
-def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozenset[str]:
+def _training(functions: Mapping[str, tuple[Module, Function]]) -> frozenset[str]:
     """Returns the methods that call `backward` of anything, or a method of `self` that does."""
     used = {name: _attributes(item) for name, (_, item) in functions.items()}
     found = {name for name, each in used.items() if "backward" in {attribute for attribute, _ in each}}
@@ -372,7 +362,7 @@ def _training(functions: Mapping[str, tuple[Module, ast.FunctionDef]]) -> frozen
 
 
 @lru_cache(maxsize=MAX_METHODS)
-def _attributes(method: ast.FunctionDef) -> frozenset[tuple[str, str | None]]:
+def _attributes(method: Function) -> frozenset[tuple[str, str | None]]:
     return frozenset(
         (one.attr, dotted_name(one)) for one in ast.walk(method) if isinstance(one, ast.Attribute)
     )
@@ -391,7 +381,7 @@ class _Metrics(NamedTuple):
 
 
 @lru_cache(maxsize=MAX_METHODS)
-def _metrics(method: ast.FunctionDef) -> _Metrics:
+def _metrics(method: Function) -> _Metrics:
     nodes = list(ast.walk(method))
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     logs = {id(node) for node in attributes if node.attr == "log"}

@@ -16,6 +16,8 @@ from typing import Any
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.modules import BATCHES
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Meaning = Callable[[str], str | None]
 """Function that returns the absolute path of a dotted name in a module."""
 GENERIC = {
@@ -108,7 +110,7 @@ class Signature:
         return self.positional[0] if self.positional else ""
 
 
-def signature(method: ast.FunctionDef, meaning: Meaning) -> Signature:
+def signature(method: Function, meaning: Meaning) -> Signature:
     """Reads the signature of a method. A default of None also allows null."""
     arguments = method.args
     positional = [*arguments.posonlyargs, *arguments.args]

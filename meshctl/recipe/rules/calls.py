@@ -93,10 +93,7 @@ def endpoint_exists(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     if method in found.endpoints or method in found.assigned_members or not found.is_complete:
         return
     span, fixes = facts.value("pipeline", stage.name, "call"), tuple[Fix, ...]()
-    if method in found.async_methods:
-        message = f"`{method}` of `{found.target}` is async, which an endpoint cannot be"
-        help = "define it with `def`"
-    elif method in found.methods:
+    if method in found.methods:
         message, help = f"`{method}` of `{found.target}` is not an endpoint", "decorate it with @endpoint"
     else:
         message = f"`{found.target}` has no endpoint `{method}`"

@@ -39,7 +39,9 @@ def takes_run_on_one_group(facts: Facts, block: KnownBlock) -> Iterator[Diagnost
         beside = f"stage `{name}` of block `{block.name}` runs on"
         if component.group != home.group:
             message = f"{beside} group `{component.group}`, and its source on `{home.group}`"
-            help = f"a block with `take` runs on one group: write `group: {home.group}` for `{component.name}`"
+            help = (
+                f"a block with `take` runs on one group: write `group: {home.group}` for `{component.name}`"
+            )
         elif mesh is not None and mesh.size("dp") != mesh.world_size:
             sizes = [f"{dim} {mesh.size(dim)}" for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
             message = f"{beside} ranks of {listed(sizes).replace('`', '')}, and a pass runs on one rank"

@@ -200,7 +200,8 @@ SIGNATURES = """
             self.log({"a": 1, "deep": {"b": 2, key: 3}, **rest})
             return {"loss": 1.0}
 
-        async def later(self): ...
+        @endpoint(collect="mean")
+        async def later(self, batch: Batch): ...
 
         same = named
 
@@ -253,7 +254,7 @@ def test_the_inputs_results_and_metrics_of_endpoints(signatures: Code) -> None:
     assert wrong.signature.returns and wrong.signature.returns.kinds == {"mapping"}
     assert wrong.unknown_arguments == ("colect", "") and wrong.unread_parameter == "dispatch"
     assert wrong.metrics == ("loss", "a", "deep/b")
-    assert found.async_methods == {"later"} and found.assigned_members == {"same"}
+    assert found.endpoints["later"].collect == "mean" and found.assigned_members == {"same"}
 
 
 def test_what_no_object_can_be_made_of(signatures: Code) -> None:

@@ -21,7 +21,17 @@ from meshctl.topology.modes import shown_mode
 from meshctl.view.formatting import count, size
 from meshctl.view.pictures import OVER, transports_of
 from meshctl.view.pictures.text.letters import Marks
-from meshctl.view.pictures.text.styled import ELLIPSIS, Column, Line, columns, joined, styled, wants, words_of, wrapped
+from meshctl.view.pictures.text.styled import (
+    ELLIPSIS,
+    Column,
+    Line,
+    columns,
+    joined,
+    styled,
+    wants,
+    words_of,
+    wrapped,
+)
 
 MAX_LANES = 6
 """Maximum number of lanes side by side. A picture that needs more has no lanes: only the names of inputs show

@@ -15,6 +15,8 @@ not see. The actor knows them from an earlier batch.
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import math
 from abc import abstractmethod
@@ -34,6 +36,7 @@ from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
+from meshctl.sampling.continuous import Answer, Continuous, Request
 
 COLUMN = "prompt_ids"
 LONG_TOKENS = 4096
@@ -109,20 +112,6 @@ class PromptLimits:
             raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one prompt."""
-
-    tokens: Sequence[int]
-    """The sampled tokens, the end token included."""
-    logprobs: Sequence[float]
-    """The log-probability of each sampled token in the distribution from which it was drawn."""
-    finish_reason: str
-    """`stop`, or `length` if the answer has the maximum number of tokens."""
-    versions: Sequence[str] = ()
-    """The versions of the weights that sampled the tokens, where an engine reports them."""
-
-
 def with_answers(
     batch: Batch, answers: Sequence[Answer], tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
 ) -> Batch:
@@ -147,6 +136,18 @@ def with_answers(
     kept = {name: column for name, column in batch.columns.items() if name not in columns}
     # The tokens come first, because the first ragged column determines the lengths of samples.
     return Batch({**columns, **kept}, ids=batch.known_ids, group_depth=batch.group_depth, most=batch.most)
+
+
+def seeds_of(words: Sequence[Any], ids: Tensor) -> list[int]:
+    """Returns a seed of 64 bits, as a signed number, for each sample. `ids` is int64 `[samples, depth]`.
+    Equal `words` and ids have equal seeds, on any machine."""
+    prefix = hashlib.blake2b(repr(tuple(words)).encode(), digest_size=8)
+    seeds = []
+    for id in ids.tolist():
+        one = prefix.copy()
+        one.update(repr(tuple(id)).encode())
+        seeds.append(int.from_bytes(one.digest(), "big", signed=True))
+    return seeds
 
 
 class HeldBySampler:
@@ -205,9 +206,10 @@ class AnswerSampler(Component):
     def limits(self) -> PromptLimits:
         """The prompts that the model can continue."""
 
+    @property
     @abstractmethod
-    def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
-        """Returns an answer for each of `samples`, of which each prompt has `group_size`."""
+    def generator(self) -> Continuous:
+        """The thread that generates the answers."""
 
     @abstractmethod
     def _scores(self, texts: Batch) -> Ragged:
@@ -228,7 +230,7 @@ class AnswerSampler(Component):
         yield
 
     @endpoint
-    def sample(self, batch: Batch) -> Batch:
+    async def sample(self, batch: Batch) -> Batch:
         """Returns `group_size` answers to each prompt, as children of the prompt's sample.
 
         The prompts are the ragged int64 column `prompt_ids`. All columns are kept, and these are added:
@@ -247,7 +249,7 @@ class AnswerSampler(Component):
         prompts = self.limits.prompts_of(batch)
         samples = batch.repeat(self.group_size)
         with self._awake():
-            answers = self._answers(prompts, samples) if prompts else []
+            answers = await self._answers(prompts, samples)
             result = with_answers(samples, answers, self.tokenizer, self.logprobs_dtype)
             held = {}
             if self._held:
@@ -257,6 +259,20 @@ class AnswerSampler(Component):
             cut = sum(one.finish_reason == "length" for one in answers) / count
             self.log({"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}, weight=count)
         return result.with_columns(**held)
+
+    async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
+        """Returns an answer for each of `samples`, of which each prompt has `group_size`."""
+        seeds = seeds_of((self.seed, self.place.name, self.step), samples.ids)
+        size = self.group_size
+        requests = [
+            Request(prompt.tolist(), seeds[number * size : (number + 1) * size])
+            for number, prompt in enumerate(prompts)
+        ]
+        return await asyncio.wrap_future(self.generator.submit(requests))
+
+    def close(self) -> None:
+        if "generator" in self.__dict__:
+            self.generator.close()
 
     def _end_tokens(self, stop: Sequence[int], of_model: Callable[[], Sequence[int]]) -> list[int]:
         """Returns the tokens that end an answer: those of the argument `stop`, of the tokenizer and of the

@@ -1,0 +1,314 @@
+"""How a model of transformers generates answers: the distribution of tokens, the ends of answers, and a
+stepper whose prompts join the rows that are running.
+
+    prompts --one forward pass--> cache, one row for each prompt
+            --copied for each answer--> joins the cache of the running answers, padded at its beginning
+            --one forward pass for each token, of all running answers
+
+When a part of the answers has ended, their rows leave the cache, so that long answers do not pay for short
+ones. A token is the inverse of the cumulative distribution at a uniform random number, which depends on the
+seed of the answer and the position of the token alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass as mutable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meshctl.dataclass import dataclass
+from meshctl.hf.transformers_cache import CachedForward, padded_left
+from meshctl.sampling.continuous import Answer, Request
+
+MAX_ENDED = 0.25
+"""The fraction of ended answers in the cache from which on they are removed."""
+TEXT_MARGIN = 4
+"""The number of further tokens that are decoded to find a stop text, whose tokens may be parts of
+characters."""
+BITS = 48
+"""The number of random bits of a uniform number. With fewer bits than a float64 has, a number below 1 times
+the sum of all probabilities is below this sum."""
+GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""The constants of splitmix64 (Steele, Lea and Flood, 2014, doi:10.1145/2714064.2660195)."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution from which tokens are drawn, given logits."""
+
+    temperature: float = 1.0
+    """The divisor of the logits. With 0, the most likely token is taken."""
+    top_k: int = 0
+    """The number of most likely tokens that can be drawn; 0 for all."""
+    top_p: float = 1.0
+    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
+
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """Returns `[rows, vocabulary]` in float32 or float64: the log-probabilities of the distribution from
+        which tokens are drawn. A token that cannot be drawn has minus infinity.
+
+        With temperature 0, the result is the distribution of the model at temperature 1.
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if not self.temperature:
+            return logits.log_softmax(-1)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        if self.top_p < 1:  # the nucleus (Holtzman et al., 2020, arXiv:1904.09751)
+            ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
+            is_outside = (ordered.cumsum(-1) - ordered) >= self.top_p
+            logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -torch.inf)
+        return logits.log_softmax(-1)
+
+    def draw(self, logprobs: Tensor, uniforms: Tensor) -> Tensor:
+        """Returns int64 `[rows]`: one token for each row of `logprobs`. `uniforms` is float64 `[rows]`, from
+        0 to below 1. It is not used with temperature 0."""
+        if not self.temperature:
+            return logprobs.argmax(-1)
+        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        aims = uniforms[:, None] * cumulative[:, -1:]
+        return torch.searchsorted(cumulative, aims, right=True)[:, 0]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The tokens and texts that end an answer. The one that ended it is its last part."""
+
+    tokens: frozenset[int]
+    texts: tuple[str, ...] = ()
+    decode: Callable[[Sequence[Sequence[int]]], Sequence[str]] = lambda rows: [""] * len(rows)
+    """Returns the texts of several rows of tokens."""
+
+    @property
+    def window(self) -> int:
+        """The number of last tokens of an answer that can contain a stop text. A token is at least one
+        byte."""
+        return max(len(text.encode()) for text in self.texts) + TEXT_MARGIN
+
+
+@mutable(eq=False)
+class Waiting:
+    """Answers that have not begun."""
+
+    key: Any
+    prompt: Tensor
+    left: list[tuple[int, int]]
+    """The index and the seed of each answer."""
+
+
+@mutable(eq=False)
+class Rows:
+    """The answers that are running, and of those that have ended some that are still in the cache."""
+
+    forward: CachedForward
+    names: list[tuple[Any, int]]
+    """The key of the request of each row, and the index among its answers."""
+    prompt_lengths: list[int]
+    logits: Tensor
+    """`[rows, vocabulary]`: those of the next token."""
+    random: Tensor
+    """float64 `[rows, max_new_tokens]`"""
+    tokens: Tensor
+    """int64 `[rows, max_new_tokens]`"""
+    logprobs: Tensor
+    """`[rows, max_new_tokens]`"""
+    position: Tensor
+    """int64 `[rows]`: the number of tokens of each row."""
+    is_open: Tensor
+    """bool `[rows]`: False for an answer that has ended."""
+
+    def select(self, kept: Tensor) -> None:
+        """Keeps these of the rows. `kept` is int64."""
+        self.forward.select(kept)
+        self.forward.trim()
+        numbers = kept.tolist()
+        self.names = [self.names[row] for row in numbers]
+        self.prompt_lengths = [self.prompt_lengths[row] for row in numbers]
+        for name in TENSORS:
+            setattr(self, name, getattr(self, name)[kept])
+
+    def join(self, other: Rows) -> None:
+        """Adds the rows of `other`."""
+        self.forward.join(other.forward)
+        self.names += other.names
+        self.prompt_lengths += other.prompt_lengths
+        for name in TENSORS:
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+
+TENSORS = ("logits", "random", "tokens", "logprobs", "position", "is_open")
+"""The fields of `Rows` with an element for each row."""
+
+
+class HfStepper:
+    """Generates answers with a model of transformers."""
+
+    def __init__(
+        self,
+        model: Any,
+        sampling: Sampling,
+        stop: Stop,
+        max_new_tokens: int,
+        max_rows: int,
+        max_tokens: int | None = None,
+    ) -> None:
+        """`max_rows` is the most answers that run at the same time, and `max_tokens` the most tokens that
+        they can have together, prompts included."""
+        self._model, self._sampling, self._stop = model, sampling, stop
+        self._max_new_tokens, self._max_rows, self._max_tokens = max_new_tokens, max_rows, max_tokens
+        self._ends = torch.tensor(sorted(stop.tokens), dtype=torch.int64, device=model.device)
+        self._waiting: deque[Waiting] = deque()
+        self._rows: Rows | None = None
+        self._open = 0
+        """The number of answers that are running."""
+
+    def add(self, key: Any, request: Request) -> None:
+        prompt = torch.as_tensor(request.prompt, dtype=torch.int64)
+        self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds))))
+
+    def drop(self) -> None:
+        self._waiting.clear()
+        self._rows, self._open = None, 0
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Any, int, Answer]]:
+        """Samples a token of each running answer, and returns the answers that have ended."""
+        if admitted := self._admitted():
+            new = self._begun(admitted)
+            self._open += len(new.names)
+            if self._rows is None:
+                self._rows = new
+            else:
+                self._remove_ended()
+                self._rows.join(new)
+        rows = self._rows
+        assert rows is not None
+        every = torch.arange(len(rows.names), device=rows.position.device)
+        at = every, rows.position.clamp(max=self._max_new_tokens - 1)
+        logprobs = self._sampling.logprobs(rows.logits)
+        tokens = self._sampling.draw(logprobs, rows.random[at])
+        rows.tokens[at], rows.logprobs[at] = tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
+        rows.position += rows.is_open
+        has_stopped = torch.isin(tokens, self._ends)
+        if self._stop.texts:
+            has_stopped |= self._ends_with_text(rows)
+        has_ended = rows.is_open & (has_stopped | (rows.position == self._max_new_tokens))
+        ended = self._ended(rows, has_ended, has_stopped)
+        self._open -= len(ended)
+        if not self._open:
+            self._rows = None
+        else:
+            if self._open <= (1 - MAX_ENDED) * len(rows.names):
+                tokens = tokens[rows.is_open]
+                self._remove_ended()
+            rows.logits = rows.forward(tokens[:, None])[:, -1]
+        return ended
+
+    def _ended(self, rows: Rows, has_ended: Tensor, has_stopped: Tensor) -> list[tuple[Any, int, Answer]]:
+        """Returns the answers that have ended in this step, and closes their rows."""
+        numbers = [row for row, is_over in enumerate(has_ended.tolist()) if is_over]
+        if not numbers:
+            return []
+        rows.is_open &= ~has_ended
+        columns = (rows.tokens, rows.logprobs, rows.position, has_stopped)
+        found = []
+        for row, tokens, logprobs, length, stopped in zip(
+            numbers, *(one[has_ended].tolist() for one in columns), strict=True
+        ):
+            answer = Answer(tokens[:length], logprobs[:length], "stop" if stopped else "length")
+            found.append((*rows.names[row], answer))
+        return found
+
+    def _remove_ended(self) -> None:
+        if self._rows is not None and self._open < len(self._rows.names):
+            self._rows.select(self._rows.is_open.nonzero()[:, 0])
+
+    def _ends_with_text(self, rows: Rows) -> Tensor:
+        """Returns bool `[rows]`: whether the last tokens of a running answer have a stop text."""
+        places = rows.is_open.nonzero()[:, 0]
+        lengths, window = rows.position[places].tolist(), self._stop.window
+        texts = rows.tokens[places].tolist()
+        tails = [row[max(0, end - window) : end] for row, end in zip(texts, lengths, strict=True)]
+        ended = [any(text in tail for text in self._stop.texts) for tail in self._stop.decode(tails)]
+        result = torch.zeros_like(rows.is_open)
+        result[places] = torch.tensor(ended, device=result.device)
+        return result
+
+    # Prompts
+
+    def _admitted(self) -> list[tuple[Waiting, list[tuple[int, int]]]]:
+        """Returns the answers that begin now, by their requests. While others run, some must have room
+        together, so that each step does not copy the cache."""
+        found = list[tuple[Waiting, list[tuple[int, int]]]]()
+        room = self._max_rows - self._open
+        least = min(len(self._waiting[0].left), MAX_ENDED * self._max_rows) if self._waiting else 0
+        if not self._waiting or (self._open and room < least):
+            return []
+        longest = max(self._rows.prompt_lengths, default=0) if self._rows and self._open else 0
+        count = self._open
+        while self._waiting and room:
+            first = self._waiting[0]
+            longest = max(longest, len(first.prompt))
+            fitting = room
+            if self._max_tokens is not None:
+                most = self._max_tokens // (longest + self._max_new_tokens)
+                fitting = min(room, max(most - count, int(not count)))
+            if fitting <= 0:
+                break
+            begun, first.left = first.left[:fitting], first.left[fitting:]
+            found.append((first, begun))
+            room, count = room - len(begun), count + len(begun)
+            if not first.left:
+                self._waiting.popleft()
+        return found
+
+    def _begun(self, admitted: Sequence[tuple[Waiting, list[tuple[int, int]]]]) -> Rows:
+        """Returns new rows, with the logits of their first tokens."""
+        device, most = self._model.device, self._max_new_tokens
+        ids, is_real = padded_left([one.prompt for one, _ in admitted], device)
+        forward = CachedForward(self._model, is_real)
+        logits = forward(ids)[:, -1]
+        owners = [number for number, (_, begun) in enumerate(admitted) for _ in begun]
+        if owners != list(range(len(admitted))):
+            index = torch.tensor(owners, device=device)
+            forward.select(index)
+            logits = logits[index]
+        seeds = torch.tensor([seed for _, begun in admitted for _, seed in begun], dtype=torch.int64)
+        count, dtype = len(owners), torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return Rows(
+            forward,
+            [(one.key, index) for one, begun in admitted for index, _ in begun],
+            [len(admitted[owner][0].prompt) for owner in owners],
+            logits,
+            random=uniforms(seeds, most).to(device),
+            tokens=torch.zeros((count, most), dtype=torch.int64, device=device),
+            logprobs=torch.zeros((count, most), dtype=dtype, device=device),
+            position=torch.zeros(count, dtype=torch.int64, device=device),
+            is_open=torch.ones(count, dtype=torch.bool, device=device),
+        )
+
+
+def uniforms(keys: Tensor, count: int) -> Tensor:
+    """Returns float64 `[samples, count]`: the first numbers of each stream, from 0 to below 1. The numbers
+    are those of splitmix64 with `keys` as its states."""
+    numbers = torch.arange(1, count + 1, device=keys.device) * _signed(GAMMA)
+    state = keys[:, None] + numbers
+    state = (state ^ _shifted(state, 30)) * _signed(MIX_1)
+    state = (state ^ _shifted(state, 27)) * _signed(MIX_2)
+    state = state ^ _shifted(state, 31)
+    return _shifted(state, 64 - BITS).double() * 2.0**-BITS
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

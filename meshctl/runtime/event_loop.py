@@ -1,0 +1,49 @@
+"""The event loop of a process, on a thread of its own, on which `async def` endpoints run."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    """Starts a thread that ends with the process, and whose current device is that of the caller."""
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device = torch.cuda.current_device() if is_used else None
+
+    def begin() -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
+        run()
+
+    thread = threading.Thread(target=begin, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+@cache
+def event_loop() -> asyncio.AbstractEventLoop:
+    """The running loop. The first call starts it."""
+    loop = asyncio.new_event_loop()
+    start_thread(loop.run_forever, "event loop")
+    return loop
+
+
+def is_on_loop() -> bool:
+    """Returns whether the caller runs on the event loop, and so may not wait for it."""
+    try:
+        return asyncio.get_running_loop() is event_loop()
+    except RuntimeError:
+        return False
+
+
+def result_of(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine on the event loop, and waits for its result."""
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result()

@@ -1,0 +1,151 @@
+"""An engine that generates the answers of many calls together, on a thread of its own.
+
+call --submit--> Stepper.add          prompts join the answers that are running
+                 Stepper.step         one decoding step of all of them
+call <--future-- the answers of a call, once all of them have ended
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from meshctl.runtime.event_loop import start_thread
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt, and the seeds of its answers."""
+
+    prompt: Sequence[int]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one prompt."""
+
+    tokens: Sequence[int]
+    """The sampled tokens, the end token included."""
+    logprobs: Sequence[float]
+    """The log-probability of each sampled token in the distribution from which it was drawn."""
+    finish_reason: str
+    """`stop`, or `length` if the answer has the maximum number of tokens."""
+    versions: Sequence[str] = ()
+    """The versions of the weights that sampled the tokens, where an engine reports them."""
+
+
+class Stepper(Protocol):
+    """What generates answers, step by step. One thread calls it."""
+
+    def add(self, key: Any, request: Request) -> None: ...
+
+    def step(self) -> Iterable[tuple[Any, int, Answer]]:
+        """Samples a token of each running answer. Returns those that have ended: the key of the request, the
+        index among its seeds, and the answer."""
+
+    def drop(self) -> None:
+        """Drops all requests, after a step has failed."""
+
+
+@dataclass(eq=False)
+class _Call:
+    requests: Sequence[Request]
+    future: Future[list[Answer]] = field(default_factory=Future)
+    answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
+
+    missing: int = 0
+    """The number of answers that have not ended."""
+
+    def __post_init__(self) -> None:
+        self.missing = sum(len(one.seeds) for one in self.requests)
+
+
+class Continuous:
+    """Generates the answers of calls with a stepper."""
+
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
+        self._changed = threading.Condition()
+        """Guards all that follows, and is notified when it changes."""
+        self._new: list[_Call] = []
+        self._running: set[_Call] = set()
+        self._pauses, self._is_stepping, self._is_closed = 0, False, False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, requests: Sequence[Request]) -> Future[list[Answer]]:
+        """Begins to generate answers, and returns their future: the answers to each request, in order."""
+        call = _Call(requests)
+        if not call.missing:
+            call.future.set_result([])
+            return call.future
+        with self._changed:
+            self._new.append(call)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = start_thread(self._run, "sampling engine")
+        return call.future
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Returns a context in which no step runs."""
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._is_stepping)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread. Answers that are running are lost."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or (not self._pauses and self._has_work))
+                if self._is_closed:
+                    return
+                new, self._new, self._is_stepping = self._new, [], True
+            ended = self._step(new)
+            with self._changed:
+                self._is_stepping = False
+                self._changed.notify_all()
+            for call in ended:
+                call.future.set_result([call.answers[key] for key in sorted(call.answers)])
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._new or self._running)
+
+    def _step(self, new: list[_Call]) -> list[_Call]:
+        self._running.update(new)
+        try:
+            for call in new:
+                for number, request in enumerate(call.requests):
+                    self._stepper.add((call, number), request)
+            found = self._stepper.step()
+        except Exception as error:  # of the model or of its engine: each call raises it
+            failed, self._running = self._running, set()
+            self._stepper.drop()
+            for call in failed:
+                call.future.set_exception(error)
+            return []
+        ended = list[_Call]()
+        for (call, number), index, answer in found:
+            call.answers[number, index], call.missing = answer, call.missing - 1
+            if not call.missing:
+                self._running.remove(call)
+                ended.append(call)
+        return ended
