@@ -189,7 +189,12 @@ class _RecipeReader(FieldReader):
             repeat.get("late", 0),
         )
         if block.take:  # a rank may have no pass; a step takes as many samples of the source as passes
-            free = [replace(one, dispatch=replace(one.dispatch, allow_empty=True)) for one in renamed]
+            free = [
+                replace(
+                    one, dispatch=replace(one.dispatch, allow_empty=True), execute="all", collect="flatten"
+                )
+                for one in renamed
+            ]
             renamed = [replace(one, samples=block.take) if one.is_source else one for one in free]
         return BlockStages(block, {one.name: replace(one, block=name, **times) for one in renamed})
 

@@ -73,6 +73,7 @@ class Call:
         self._inputs = [
             Input(part.parameter, tuple(ends[name, stage.name, part.parameter] for name in part.stages))
             for part in stage.inputs
+            if not context.plan.is_of_take(stage)
         ]
         self.held = tuple(end for (_, target, _), end in held.items() if target == stage.name)
         """The inputs that a block receives once."""
@@ -92,7 +93,7 @@ class Call:
         """The values of the passes of a block, where a stage outside of it takes them."""
         routes = [end.route for end in self._outputs]
         outward = [route for route in routes if context.plan.stage(route.target).block != stage.block]
-        if stage.block and outward:
+        if stage.block and outward and not context.plan.is_of_take(stage):
             self.passes = PassValues(outward[0], collect)
         self._kept: KeptValues | None = None
         declared = endpoint_of(type(component), stage.method)

@@ -11,8 +11,8 @@ of one rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, wraps
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial, wraps
 from inspect import iscoroutinefunction
 from math import prod
 from pathlib import Path
@@ -24,7 +24,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective, CollectiveError
-from meshctl.runtime.event_loop import is_on_loop, result_of
+from meshctl.runtime.event_loop import PASS_CALL, is_on_loop, result_of
 from meshctl.runtime.rank_context import STARTING, RankContext, standalone
 from meshctl.topology.mesh import DeviceMesh, MeshError
 from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode
@@ -104,6 +104,12 @@ def blocking(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
+def coroutine_of(component: Component, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
+    """Returns an `async def` endpoint as a function that returns its coroutine; None for another endpoint."""
+    found = getattr(getattr(component, method), "__wrapped__", None)
+    return partial(found, component) if iscoroutinefunction(found) else None
+
+
 def endpoint_of(component: type, method: str) -> Endpoint | None:
     """Returns the arguments of a method's decorator, or None for a method without it."""
     found = getattr(getattr(component, method, None), "__meshctl_endpoint__", None)
@@ -180,8 +186,8 @@ class Component:
 
     @property
     def step(self) -> int:
-        """The running step, from 1; 0 before the first one."""
-        return context_of(self).step
+        """The running step, from 1; 0 before the first one, and in a pass of a block with `take`."""
+        return 0 if PASS_CALL.get() else context_of(self).step
 
     @cached_property  # a subclass may have an attribute of this name
     def run_dir(self) -> Path:
@@ -285,7 +291,7 @@ class Component:
     def log(self, values: Mapping[str, float], weight: float = 1.0) -> None:
         """Adds numbers to the step's metrics, as `STAGE.NAME`. A metric is the weighted mean over the data
         ranks; each data rank counts once."""
-        context_of(self).log(values, weight)
+        (PASS_CALL.get() or context_of(self)).log(values, weight)
 
     def stop(self, reason: str) -> None:
         """Asks for the end of the run: all workers agree on a last step and end after it."""
@@ -307,7 +313,7 @@ class Component:
         nbytes = prod(shape) * dtype.itemsize
         return (
             context_of(self).alloc(nbytes).view(dtype).view(shape)
-            if nbytes
+            if nbytes and not PASS_CALL.get()
             else torch.empty(shape, dtype=dtype)
         )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -47,3 +48,26 @@ def is_on_loop() -> bool:
 def result_of(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine on the event loop, and waits for its result."""
     return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result()
+
+
+class PassCall(NamedTuple):
+    """A call of an endpoint in a pass of a take block, which belongs to no step."""
+
+    endpoint: str
+    """COMPONENT.METHOD"""
+    log: Callable[[Mapping[str, float], float], None]
+    """Adds metrics, by name, with a weight."""
+
+
+PASS_CALL: ContextVar[PassCall | None] = ContextVar("PASS_CALL", default=None)
+"""The call that runs in this thread or task; None for a call in a step."""
+
+
+class Advances:
+    """Counts what advances beside the program: decoding steps, and calls in passes."""
+
+    count = 0
+
+    @classmethod
+    def add(cls) -> None:
+        cls.count += 1

@@ -37,6 +37,7 @@ from meshctl.runtime.routes.resumable import ResumableChannel, ResumableWeights
 from meshctl.runtime.routes.weights import WeightChannel, WeightsOf, weights_of
 from meshctl.runtime.schedule import Gate, Schedule, ScheduledStep, StreamOrder
 from meshctl.runtime.sources import Sources
+from meshctl.runtime.taken import TakenCall
 from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.runtime.transports.errors import OutOfMemory, SentMemoryWritten
 from meshctl.topology.modes import Route
@@ -307,6 +308,11 @@ class Loop:
                 outputs = call.outputs_to(running)
                 yield Part(partial(call.run, outputs), partial(call.send_end, outputs))
             return
+        if self._plan.is_of_take(stage):
+            if (taken := calls.get(stage.name)) is not None:
+                outputs = taken.outputs_to(running)
+                yield Part(partial(taken.run, outputs), partial(taken.send_end, outputs))
+            return
         hosted = [other.name for other in self._stages if other.block == stage.block]
         if stage.name == hosted[0]:
             together = self._schedule.together(stage)
@@ -410,8 +416,12 @@ class Loop:
         into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
         held = {key: self._held(end) for key, end in into_blocks.items()}
         calls: dict[str, Call] = {}
+        last_of = {stage.block: stage.name for stage in stages}
         for stage in stages:
-            if stage.is_source:
+            if self._plan.is_of_take(stage):
+                if stage.name == last_of[stage.block]:
+                    calls[stage.name] = TakenCall(stage, self._context, data, self._state)
+            elif stage.is_source:
                 kind = RepeatedSource if stage.block else SourceCall
                 calls[stage.name] = kind(stage, self._context, data, self._state, self._sources)
             elif stage.kind == "call":
@@ -433,6 +443,7 @@ def data_ends(context: LoopContext, closing: Set[str] | None = None) -> dict[Rou
     for number, route in enumerate(plan.routes, 0 if closing is None else len(plan.routes)):
         stages = plan.stage(route.source), plan.stage(route.target)
         is_meant = closing is None or route.target in closing
+        is_meant = is_meant and not plan.is_of_take(stages[1])
         if route.kind == "data" and is_meant and any(map(context.hosts, stages)):
             found[_key(route)] = _channel(context, route, number)
     for route in plan.replayed if closing is None else ():

@@ -58,6 +58,7 @@ from meshctl.run.progress import (
     text_of,
 )
 from meshctl.runtime.errors import CollectiveError
+from meshctl.runtime.event_loop import PASS_CALL
 from meshctl.runtime.routes.end import FORWARD, TAGS_PER_ROUTE, VALUES
 from meshctl.runtime.torch_mesh import Row, TorchCalls
 from meshctl.runtime.trace import Tracer
@@ -246,6 +247,11 @@ class CollectiveCalls:
             self._progress.end_call(self.key)
 
     def _count(self, form: Form) -> None:
+        if in_pass := PASS_CALL.get():
+            self._depth = 0
+            raise CollectiveError(
+                f"`{in_pass.endpoint}` calls a collective, and a pass of a block with `take` runs on one rank"
+            )
         if endpoint := self._progress.no_collectives_in:
             self._depth = 0
             raise CollectiveError(

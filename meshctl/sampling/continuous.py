@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from meshctl.runtime.event_loop import start_thread
+from meshctl.runtime.event_loop import Advances, start_thread
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,7 @@ class Continuous:
                     return
                 new, self._new, self._is_stepping = self._new, [], True
             ended = self._step(new)
+            Advances.add()
             with self._changed:
                 self._is_stepping = False
                 self._changed.notify_all()

@@ -1,0 +1,174 @@
+"""The last stage of a block with `take`: in each step, the data ranks of the group agree on the passes whose
+samples are the value of the step (`topology.take`), and each gives those of its own passes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import msgpack
+
+from meshctl.plan.model import Stage
+from meshctl.run.progress import Activity
+from meshctl.runtime.batch.batch import Batch
+from meshctl.runtime.call import Call, Channels
+from meshctl.runtime.errors import StageError
+from meshctl.runtime.event_loop import Advances
+from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.metrics.stage_metrics import StageMetrics
+from meshctl.runtime.passes import Pass, Passes
+from meshctl.runtime.routes.channel import Channel
+from meshctl.runtime.routes.end import END, TAGS_PER_ROUTE
+from meshctl.runtime.transports.allgather import allgather
+from meshctl.topology.take import Row, RowError, Taking
+
+MAX_WAIT_S = 0.02
+"""The longest wait for an own pass before the ranks exchange rows again."""
+WARNING_S = 60.0
+"""Seconds after which a step that waits for a pass says so; then twice as many, and so on."""
+MANY_EMPTY = 10
+"""A step that has dropped this many times as many passes as it takes says so."""
+
+
+class TakenCall(Call):
+    """The last stage of a take block, as one worker runs it."""
+
+    def __init__(self, stage: Stage, context: LoopContext, channels: Channels, state: StepState) -> None:
+        super().__init__(stage, context, channels, state)
+        plan = context.plan
+        block, mesh = plan.block(stage.block), plan.component(stage.component).mesh
+        self._stages = [one for one in plan.stages if one.block == stage.block]
+        self._passes = Passes(self._stages, context.components, state.versions)
+        self._taking = Taking(block.take, block.ahead, block.late, mesh.data_size)
+        self._block, self._me = block, mesh.data_rank(context.rank)
+        first = plan.group(context.group).first_job_rank
+        self._job_ranks = [first + mesh.representative(rank) for rank in range(mesh.data_size)]
+        self._data_plane = context.transport
+        names = [one.name for one in plan.blocks]
+        self._tag = (2 * len(plan.routes) + names.index(block.name)) * TAGS_PER_ROUTE
+        self._ready: dict[int, Batch] = {}
+        """The samples of own passes that are ready and not taken."""
+        self._wait = context.transport.turn.during(self._passes.wait)
+        run = self._context.run_dir
+        self._pass_metrics = {
+            one.name: StageMetrics(
+                one, plan.component(one.component).mesh, context.rank, state, context.events, run
+            )
+            for one in self._stages
+        }
+        self._advances = 0
+
+    def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
+        self._state.at = (self.stage.name, step)
+        begin = perf_counter()
+        self._progress.enter(Activity.CALLING, self._number, begin)
+        value = self._take(step)
+        called = perf_counter()
+        self._state.report.add_times(self.stage.name, 0.0, called - begin)
+        weight = float(len(value)) if isinstance(value, Batch) else 0.0
+        return self._send(outputs, value, step, weight, called)
+
+    def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
+        return False
+
+    def _take(self, step: int) -> Any:
+        """Returns the samples of the own passes that the step takes, in the order of their ids; END if it
+        takes none of them."""
+        taking, begin, warned_at, is_warned = self._taking, perf_counter(), WARNING_S, False
+        taking.begin(step)
+        while not taking.is_full:
+            for number, rank in taking.deal(self._last).items():
+                if rank == self._me:
+                    self._passes.begin(number)
+            try:
+                taking.receive(self._exchanged(self._ended_row()))
+            except RowError as error:
+                raise StageError(f"`{self._block.name}`: the ranks disagree: {error}") from None
+            if not is_warned and len(taking.empty) >= MANY_EMPTY * self._block.take:
+                is_warned = True
+                self._say(f"step {step} has dropped {len(taking.empty)} passes without samples")
+            if not taking.is_full:
+                self._wait(MAX_WAIT_S)
+                self._advance()
+            if perf_counter() - begin > warned_at:
+                warned_at *= 2
+                self._report_slow(step, perf_counter() - begin)
+        self._report_ages()
+        own = [self._ready.pop(one.number) for one in sorted(taking.batch) if one.rank == self._me]
+        return Batch.concat(own) if own else END
+
+    @property
+    def _last(self) -> int:
+        """The last step that takes passes, as all ranks have known it since the first one."""
+        return self._context.last_step or sys.maxsize
+
+    def _ended_row(self) -> Row:
+        """Returns the numbers of own passes that have ended since the last row, and reports what they
+        logged. Raises the error of a pass that has failed."""
+        ended = sorted(self._passes.ended(), key=lambda one: one.number)
+        if failed := self._passes.failed:
+            self._state.at, self._state.is_in_user_code = (failed.stage, self._state.at[1]), True
+            failed.error.add_note(f"in the pass of sample {failed.number}")
+            raise failed.error
+        for one in ended:
+            self._report_logged(one)
+        ready = {one.number: one.value for one in ended if one.value is not None}
+        self._ready |= ready
+        return [*ready], [one.number for one in ended if one.value is None]
+
+    def _report_logged(self, one: Pass) -> None:
+        for logged in one.logged:
+            metrics = self._pass_metrics[logged.stage]
+            metrics.begin_call()
+            metrics.log(logged.values, logged.weight)
+
+    def _exchanged(self, row: Row) -> list[Row]:
+        """Returns the rows of all data ranks."""
+        if len(self._job_ranks) == 1:
+            return [row]
+        rows = allgather(self._data_plane, self._job_ranks, self._me, self._tag, msgpack.packb(row))
+        found = list[Row]()
+        for job_rank, packed in zip(self._job_ranks, rows, strict=True):
+            try:
+                ready, empty = msgpack.unpackb(packed)
+                if not all(type(number) is int for number in (*ready, *empty)):
+                    raise ValueError
+            except (ValueError, TypeError, msgpack.UnpackException):
+                raise self._data_plane.peer_lost(
+                    job_rank, "sent a row of passes that has another form"
+                ) from None
+            found.append((ready, empty))
+        return found
+
+    def _advance(self) -> None:
+        """Notes progress where passes have advanced since the last call."""
+        if self._advances != Advances.count:
+            self._advances = Advances.count
+            self._progress.next_pass()
+
+    def _report_ages(self) -> None:
+        """Reports the ages of the own passes that were taken. The first data rank reports the counts, which
+        are equal on all."""
+        ages = [one.age for one in self._taking.batch if one.rank == self._me]
+        add = self._state.report.add_metric
+        if ages:
+            add(self.stage.name, {"age": sum(ages) / len(ages)}, float(len(ages)), "mean")
+        if self._me == 0:
+            most = max(one.age for one in self._taking.batch)
+            counts = {"age_max": most, "empty": len(self._taking.empty), "open": len(self._taking.open)}
+            add(self.stage.name, {name: float(number) for name, number in counts.items()}, 1.0, "mean")
+
+    def _report_slow(self, step: int, seconds: float) -> None:
+        """Names the oldest open pass, if it runs here."""
+        if not self._taking.open:
+            return
+        number, one = next(iter(self._taking.open.items()))
+        if one.rank == self._me and number in self._passes.running:
+            running = self._passes.running[number]
+            name, here = running.stage.rpartition(".")[2], perf_counter() - running.since
+            self._say(f"step {step} has waited {seconds:.0f} s for pass {number}, {here:.0f} s in `{name}`")
+
+    def _say(self, text: str) -> None:
+        print(f"meshctl: `{self._block.name}`: {text}", file=sys.stderr)
