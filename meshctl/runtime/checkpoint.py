@@ -3,7 +3,9 @@ ranks.
 
     step-N/COMPONENT/                   DCP: the tensors of the state by their names, and its document
     step-N/COMPONENT/by_rank.json       the values that differ between ranks
-    step-N/GROUP.json                   the number of samples that each source of the group has produced
+    step-N/GROUP.json                   the number of samples that each source of the group has produced, and
+                                        the open passes of its take blocks
+    step-N/BLOCK.passes/RANK.safetensors    the samples of the passes of a rank that are ready and not taken
     step-N/checkpoint.manifest.json     sizes and digests of all these files, written last
 
 The document (`state.tree`) has the structure of the state and all values that are not tensors. What is equal
@@ -49,8 +51,11 @@ from meshctl.run.checkpoints import BY_RANK, VaryingState
 from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.directory import write_whole
 from meshctl.run.reading import DAMAGED, decoded, text_of
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.errors import CheckpointError as CheckpointError
+from meshctl.runtime.loop_context import TakePosition
+from meshctl.runtime.routes import record
 from meshctl.runtime.state.differences import differences, world_of
 from meshctl.runtime.state.tree import (
     Document,
@@ -60,6 +65,7 @@ from meshctl.runtime.state.tree import (
     values_of,
     with_values,
 )
+from meshctl.runtime.transports.buffers.frames import FrameError
 from meshctl.topology.mesh import DeviceMesh
 
 DOCUMENT = "@document"
@@ -68,9 +74,11 @@ DOCUMENT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowE
 """The exceptions that reading a damaged document raises."""
 
 
-POSITION_FORMAT = 2
+POSITION_FORMAT = 3
 """The format of a position file. A checkpoint whose position files have one is complete only with a
-manifest."""
+manifest. Those of format 2 have no `takes`."""
+PASSES = ".passes"
+"""The end of the name of a folder with ready passes. The name of a component has no dot."""
 
 
 def save(
@@ -251,29 +259,61 @@ class _Load:
         return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 
 
-def save_position(folder: Path, group: str, samples: dict[str, int]) -> list[Path]:
-    """Writes source -> the number of samples that it has produced, and returns the file. One rank of the
-    group calls it."""
+def save_position(
+    folder: Path, group: str, samples: Mapping[str, int], takes: Mapping[str, TakePosition]
+) -> list[Path]:
+    """Writes source -> the number of samples that it has produced, and the open passes of the take blocks.
+    Returns the file. One rank of the group calls it."""
     path = folder / f"{group}.json"
-    write_whole(path, json.dumps({"format": POSITION_FORMAT, "given": samples}) + "\n")
+    blocks = {name: {"next": one.next, "open": [*one.open.items()]} for name, one in takes.items()}
+    data = {"format": POSITION_FORMAT, "given": dict(samples), "takes": blocks}
+    write_whole(path, json.dumps(data) + "\n")
     return [path]
 
 
-def load_positions(folder: Path) -> dict[str, int]:
-    """Returns source -> the number of samples that it had produced, for the sources of all groups.
+def save_ready(folder: Path, rank: int, takes: Mapping[str, TakePosition]) -> list[Path]:
+    """Writes the samples of the ready passes of this rank, and returns the files. Raises `OSError`."""
+    written = []
+    for block, one in takes.items():
+        if one.ready:
+            path = folder / f"{block}{PASSES}" / f"{rank}.safetensors"
+            record.write(path, Batch.concat([*one.ready.values()]), 1.0, {"block": block})
+            written.append(path)
+    return written
+
+
+def load_positions(folder: Path) -> tuple[dict[str, int], dict[str, TakePosition]]:
+    """Returns source -> the number of samples that it had produced, for the sources of all groups, and take
+    block -> its passes, with the samples of those that were ready on any rank.
 
     Raises `CheckpointError` if a file is damaged.
     """
     samples: dict[str, int] = {}
+    takes: dict[str, TakePosition] = {}
     for path in sorted(folder.glob("*.json")):
         if path.name == MANIFEST:
             continue
         try:
-            counts = decoded(text_of(path))["given"]
-            samples |= {str(source): int(count) for source, count in counts.items()}
-        except (OSError, *DAMAGED) as error:
+            data = decoded(text_of(path))
+            samples |= {str(source): int(count) for source, count in data["given"].items()}
+            for block, found in data.get("takes", {}).items():
+                open = {int(number): int(step) for number, step in found["open"]}
+                takes[block] = TakePosition(int(found["next"]), open, _ready(folder / f"{block}{PASSES}"))
+        except (OSError, FrameError, *DAMAGED) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from error
-    return samples
+    return samples, takes
+
+
+def _ready(folder: Path) -> dict[int, Batch]:
+    """Returns number -> samples of the passes in a folder."""
+    found: dict[int, Batch] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        batch, _ = record.read(path)
+        rows: dict[int, list[int]] = {}
+        for row, (number, *_) in enumerate(batch.ids.tolist()):
+            rows.setdefault(number, []).append(row)
+        found |= {number: batch.take(some).clone() for number, some in rows.items()}
+    return found
 
 
 # torch.distributed.checkpoint

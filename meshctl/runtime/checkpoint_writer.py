@@ -35,6 +35,7 @@ from meshctl.run.events import EventLog
 from meshctl.run.progress import Activity
 from meshctl.runtime import checkpoint
 from meshctl.runtime.collectives.collective import RUNNING, Collective
+from meshctl.runtime.loop_context import TakePosition
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.state.tree import StateTree
 from meshctl.topology.mesh import DeviceMesh
@@ -52,6 +53,8 @@ class _Part:
     step: int
     given: Mapping[str, int]
     """Source -> the number of samples that it has produced."""
+    takes: Mapping[str, TakePosition]
+    """Take block -> its passes, of which this rank has those that are ready."""
     folder: Path
     begin: float = field(default_factory=time.perf_counter)
     files: list[Path] = field(default_factory=list)
@@ -107,12 +110,12 @@ class CheckpointWriter:
         for name in self._states:
             yield from part.folder.glob(f"{name}/__{self._rank}_*")
 
-    def save(self, step: int, given: Mapping[str, int]) -> None:
+    def save(self, step: int, given: Mapping[str, int], takes: Mapping[str, TakePosition]) -> None:
         """Saves this rank's part of the checkpoint of a step, or begins to. `given` is source -> the number
-        of samples that it has produced, for the sources of this group. It is a collective call of all ranks
-        of the group."""
+        of samples that it has produced, for the sources of this group, and `takes` has the passes of its
+        take blocks. It is a collective call of all ranks of the group."""
         self.wait()
-        part = _Part(step, given, self._run.checkpoint(step))
+        part = _Part(step, given, takes, self._run.checkpoint(step))
         states = (
             (name, StateTree.of(name, state_of()), mesh) for name, (state_of, mesh) in self._states.items()
         )
@@ -133,8 +136,9 @@ class CheckpointWriter:
             except (OSError, dcp.CheckpointException) as error:
                 part.fail(error, part.folder / name)
         try:
+            part.files += checkpoint.save_ready(part.folder, self._rank, part.takes)
             if not self._rank:
-                part.files += checkpoint.save_position(part.folder, self._group, dict(part.given))
+                part.files += checkpoint.save_position(part.folder, self._group, part.given, part.takes)
         except OSError as error:
             part.fail(error, part.folder)
         self._report(part)

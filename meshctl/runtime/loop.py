@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -27,7 +28,7 @@ from meshctl.runtime.batch.batch import BatchError
 from meshctl.runtime.call import BlockRun, BlockStage, Call, Channels, RepeatedSource, RouteKey, SourceCall
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.errors import StageError
-from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.loop_context import LoopContext, StepState, TakePosition
 from meshctl.runtime.metrics.stage_metrics import MemoryUse, StageMetrics
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE, RouteContext
@@ -81,6 +82,7 @@ class Loop:
         self._ends: list[Channel | WeightChannel] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
         self._calls = self._calls_of(self._stages, self._data)
+        self._takes = [call for call in self._calls.values() if isinstance(call, TakenCall)]
         self._programs: dict[Set[str], Program] = {}
         """The stages that run in a step -> this worker's program."""
         self._saved = 0
@@ -91,20 +93,28 @@ class Loop:
 
     # The run
 
-    def run(self, start: int = 0, given: Mapping[str, int] | None = None) -> int:
+    def run(
+        self,
+        start: int = 0,
+        given: Mapping[str, int] | None = None,
+        takes: Mapping[str, TakePosition] = MappingProxyType({}),
+    ) -> int:
         """Runs the steps after `start` and returns the last one. `given` is source -> the number of samples
-        that it has produced up to the end of step `start`. Raises `StageError` for a user's mistake, and what
-        a component's own code raises."""
+        that it has produced up to the end of step `start`, and `takes` has the passes of take blocks. Raises
+        `StageError` for a user's mistake, and what a component's own code raises."""
         try:
             with self._turn.held():
-                return self._run_after(start, given or {})
+                return self._run_after(start, given or {}, takes)
         except USER_ERRORS as error:
             if self._state.is_in_user_code:
                 raise  # its own traceback shows the line
             raise StageError(str(error)) from error
 
-    def _run_after(self, start: int, given: Mapping[str, int]) -> int:
+    def _run_after(self, start: int, given: Mapping[str, int], takes: Mapping[str, TakePosition]) -> int:
         self._sources.begin(start, given)
+        for taken in self._takes:
+            block = self._plan.block(taken.stage.block)
+            taken.begin(takes.get(block.name, TakePosition(start * block.take)))
         streams, source = self._agree_on_length()
         for call in self._calls.values():
             if isinstance(call, SourceCall):
@@ -396,7 +406,8 @@ class Loop:
                 self._state.at = (stage.name, step)
                 self._cut(stage, step, stage.name in outdated)
         self._saved = step
-        self._at_checkpoint(step, partial(self._context.save, step, self._sources.given_after(step)))
+        takes = {taken.stage.block: taken.position() for taken in self._takes}
+        self._at_checkpoint(step, partial(self._context.save, step, self._sources.given_after(step), takes))
 
     def _at_checkpoint(self, step: int, act: Callable[[], None]) -> None:
         self._state.at = ("checkpoint", step)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cache, partial
+from types import MappingProxyType
+from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.directory import Recorded
 from meshctl.run.events import EventLog, StepReport
 from meshctl.run.shutdown import StopAgreement
+from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component
 from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.progress import Progress
@@ -18,8 +21,22 @@ from meshctl.runtime.routes.end import RouteSide
 from meshctl.runtime.routes.record import Recorder
 from meshctl.runtime.transports.data_plane import DataPlane
 
-CheckpointHook = Callable[[int, Mapping[str, int]], None]
-"""Saves a checkpoint: (step, source -> the number of samples that it has produced) -> None."""
+
+class TakePosition(NamedTuple):
+    """The passes of a take block between two steps."""
+
+    next: int = 0
+    """The first number that was not dealt."""
+    open: Mapping[int, int] = MappingProxyType({})
+    """Number of a pass that was dealt and not taken -> the step in which it was dealt."""
+    ready: Mapping[int, Batch] = MappingProxyType({})
+    """Number -> the samples of a pass that has ended and was not taken; when it is saved, those of this
+    rank."""
+
+
+CheckpointHook = Callable[[int, Mapping[str, int], Mapping[str, TakePosition]], None]
+"""Saves a checkpoint: (step, source -> the number of samples that it has produced, take block -> its passes)
+-> None."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,7 @@ class LoopContext:
     transport: DataPlane
     agreement: StopAgreement
     events: EventLog
-    save: CheckpointHook = lambda step, given: None
+    save: CheckpointHook = lambda step, given, takes: None
     recorder: Recorder | None = None
     recorded: Mapping[str, Recorded] = field(default_factory=dict)
     """Route -> its recording, for the routes that the plan replays."""

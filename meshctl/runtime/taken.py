@@ -16,7 +16,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.call import Call, Channels
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.event_loop import Advances
-from meshctl.runtime.loop_context import LoopContext, StepState
+from meshctl.runtime.loop_context import LoopContext, StepState, TakePosition
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.passes import Pass, Passes
 from meshctl.runtime.routes.channel import Channel
@@ -41,7 +41,8 @@ class TakenCall(Call):
         block, mesh = plan.block(stage.block), plan.component(stage.component).mesh
         self._stages = [one for one in plan.stages if one.block == stage.block]
         self._passes = Passes(self._stages, context.components, state.versions)
-        self._taking = Taking(block.take, block.ahead, block.late, mesh.data_size)
+        self._sizes = block.take, block.ahead, block.late, mesh.data_size
+        self._taking = Taking(*self._sizes)
         self._block, self._me = block, mesh.data_rank(context.rank)
         first = plan.group(context.group).first_job_rank
         self._job_ranks = [first + mesh.representative(rank) for rank in range(mesh.data_size)]
@@ -50,6 +51,8 @@ class TakenCall(Call):
         self._tag = (2 * len(plan.routes) + names.index(block.name)) * TAGS_PER_ROUTE
         self._ready: dict[int, Batch] = {}
         """The samples of own passes that are ready and not taken."""
+        self._unsent: tuple[list[int], list[int]] = [], []
+        """The numbers of own passes that have ended, (ready, empty), of which no row has told."""
         self._wait = context.transport.turn.during(self._passes.wait)
         run = self._context.run_dir
         self._pass_metrics = {
@@ -59,6 +62,22 @@ class TakenCall(Call):
             for one in self._stages
         }
         self._advances = 0
+
+    def begin(self, position: TakePosition) -> None:
+        """Begins with the passes of a position, which are dealt again."""
+        self._taking = Taking(*self._sizes, position.next, position.open)
+        for number in [number for number, one in self._taking.open.items() if one.rank == self._me]:
+            if number in position.ready:
+                self._ready[number] = position.ready[number]
+                self._unsent[0].append(number)
+            else:
+                self._passes.begin(number)
+
+    def position(self) -> TakePosition:
+        """The passes between two steps."""
+        self._collect_ended()
+        open = {number: one.dealt for number, one in self._taking.open.items()}
+        return TakePosition(self._taking.next, open, dict(self._ready))
 
     def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
         self._state.at = (self.stage.name, step)
@@ -105,8 +124,14 @@ class TakenCall(Call):
         return self._context.last_step or sys.maxsize
 
     def _ended_row(self) -> Row:
-        """Returns the numbers of own passes that have ended since the last row, and reports what they
-        logged. Raises the error of a pass that has failed."""
+        """Returns the numbers of own passes that have ended since the last row."""
+        self._collect_ended()
+        row, self._unsent = self._unsent, ([], [])
+        return row
+
+    def _collect_ended(self) -> None:
+        """Collects the own passes that have ended, and reports what they logged. Raises the error of a pass
+        that has failed."""
         ended = sorted(self._passes.ended(), key=lambda one: one.number)
         if failed := self._passes.failed:
             self._state.at, self._state.is_in_user_code = (failed.stage, self._state.at[1]), True
@@ -116,7 +141,8 @@ class TakenCall(Call):
             self._report_logged(one)
         ready = {one.number: one.value for one in ended if one.value is not None}
         self._ready |= ready
-        return [*ready], [one.number for one in ended if one.value is None]
+        self._unsent[0].extend(ready)
+        self._unsent[1].extend(one.number for one in ended if one.value is None)
 
     def _report_logged(self, one: Pass) -> None:
         for logged in one.logged:

@@ -47,7 +47,7 @@ from meshctl.runtime.errors import StageError
 from meshctl.runtime.group_restarts import GroupRestarts, Rejoining
 from meshctl.runtime.instantiate import TargetError, component_class, extend_path, make
 from meshctl.runtime.loop import Loop
-from meshctl.runtime.loop_context import LoopContext
+from meshctl.runtime.loop_context import LoopContext, TakePosition
 from meshctl.runtime.metrics.stage_metrics import phase_log
 from meshctl.runtime.progress import Progress
 from meshctl.runtime.rank_context import RankContext
@@ -166,8 +166,9 @@ class Worker:
             tracer = Tracer(plan.stages, plan.run.trace, *paths, node, env.attempt)
             self._progress.trace = data_plane.trace = tracer
         components = self._components(agreement, data_plane)
+        takes: Mapping[str, TakePosition] = {}
         if start.resume:
-            step, produced = self._resume(components, start.resume)
+            step, produced, takes = self._resume(components, start.resume)
         else:
             step = start.after  # a replay begins after this step, without a checkpoint
             calls = {stage.name: step // stage.every for stage in plan.sources if not stage.when}
@@ -178,7 +179,7 @@ class Worker:
         has_syncs = any(stage.kind == "sync" and context.hosts(stage) for stage in plan.stages)
         phase = "first sync" if has_syncs else "agreement on the last step"
         self._begin(phase, doing="the preparation of the first step")
-        last = self._loop.run(step, produced)
+        last = self._loop.run(step, produced, takes)
         self._doing = "close"
         for name, component in components.items():
             context_of(component).log = self._log_of(name, "close", last)
@@ -286,9 +287,11 @@ class Worker:
             made[placed.name] = component
         return made
 
-    def _resume(self, components: Mapping[str, Component], folder: str) -> tuple[int, dict[str, int]]:
-        """Loads the state of every component. Returns the step of the checkpoint and source -> the number of
-        samples that it had produced by then."""
+    def _resume(
+        self, components: Mapping[str, Component], folder: str
+    ) -> tuple[int, dict[str, int], dict[str, TakePosition]]:
+        """Loads the state of every component. Returns the step of the checkpoint, source -> the number of
+        samples that it had produced by then, and take block -> its passes."""
         from meshctl.runtime import checkpoint
 
         self._begin("resume")
@@ -298,7 +301,7 @@ class Worker:
             mesh = self._plan.component(name).mesh.at(self._env.rank)
             state = checkpoint.load(Path(folder), name, component.state_dict(), mesh)
             component.load_state_dict(state)
-        return step_of(folder), checkpoint.load_positions(Path(folder))
+        return step_of(folder), *checkpoint.load_positions(Path(folder))
 
     def _checkpoint_hooks(self, components: Mapping[str, Component]) -> dict[str, Any]:
         """Returns the functions that save a checkpoint, and that wait until none is in flight."""

@@ -101,7 +101,7 @@ def run(
     plan: Plan,
     make: Make,
     *,
-    save: CheckpointHook = lambda step, given: None,
+    save: CheckpointHook = lambda step, given, takes: None,
     recorder: Recorder | None = None,
     recorded: Mapping[str, Recorded] = MappingProxyType({}),
     ask: Callable[[Outcome], StopRequest | None] = lambda outcome: None,
