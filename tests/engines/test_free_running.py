@@ -1,0 +1,131 @@
+"""Blocks with `take`, by real processes: whatever dies, and however many ranks go on, each sample of the source
+is trained once or was dropped, never older than its bound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from processes import rows_of, written
+from test_exactly_once import VICTIMS, Kill, Running, generated, run_with
+
+from meshctl.run.directory import RunDir
+
+PARTS = """
+import asyncio
+import json
+import random
+import time
+
+import torch
+from meshctl import Batch, Component, endpoint
+
+
+class Numbers(Component):
+    @endpoint
+    def next(self, samples: range) -> Batch:
+        return Batch({"n": torch.tensor(list(samples))})
+
+
+class Works(Component):
+    @endpoint
+    async def work(self, batch: Batch) -> Batch:
+        number = int(batch["n"][0])
+        await asyncio.sleep(random.Random(number).choice([0, 0.002, 0.002, 0.03]))
+        self.log({"worked": 1.0})
+        return batch.repeat(2)
+
+
+class Judges(Component):
+    @endpoint
+    def score(self, batch: Batch) -> Batch:
+        time.sleep(0.001)
+        kept = [row for row, number in enumerate(batch["n"].tolist()) if number % 5 != 3]
+        return batch.take(kept)
+
+
+class Learner(Component):
+    def setup(self):
+        self.seen = []
+
+    @endpoint(collect="mean")
+    def update(self, batch: Batch) -> dict[str, float]:
+        gate = self.run_dir.parents[2] / f"gate-{self.run_dir.parent.name}"
+        while gate.exists() and self.step > int(gate.read_text()):
+            time.sleep(0.01)
+        self.seen += batch.ids[:, 0].tolist()
+        return {"samples": float(len(batch))}
+
+    def state_dict(self):
+        return {"seen": [self.rank, list(self.seen)]}
+
+    def load_state_dict(self, state):
+        self.seen = list(state["seen"][1])
+
+    def close(self):
+        (self.run_dir / f"result-{self.rank}.json").write_text(json.dumps({"seen": self.seen}))
+"""
+
+RECIPE = """
+groups:
+  roll: {ranks: 2, device_type: cpu}
+  learn: {ranks: 1, device_type: cpu}
+components:
+  numbers: {_target_: parts.Numbers, group: roll}
+  works: {_target_: parts.Works, group: roll}
+  judges: {_target_: parts.Judges, group: roll}
+  learner: {_target_: parts.Learner, group: learn}
+pipeline:
+  passes:
+    repeat: {take: 4, ahead: 2, late: 1}
+    stages:
+      batch: {call: numbers.next}
+      worked: {call: works.work, in: batch}
+      scored: {call: judges.score, in: worked}
+  update: {call: learner.update, in: passes.scored}
+run: {dir: runs, checkpoint: {every: 3, keep: 2}, restarts: {times: 1000}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("free"), RECIPE, PARTS)
+
+
+def check_numbers(run: RunDir, steps: int, bound: int = 3) -> None:
+    """Checks that each number was trained once, with both of its samples, or dropped, and the ages."""
+    seen = sorted(json.loads((run.path / "result-0.json").read_text())["seen"])
+    expected = [number for number in range(seen[-1] + 1) if number % 5 != 3]
+    assert seen == [number for number in expected for _ in range(2)]
+    assert len(expected) == 4 * steps
+    rows = rows_of(run)
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["update.samples"] == 8 and row["passes.scored.age_max"] <= bound for row in rows)
+    assert rows[-1]["passes.scored.open"] == 0
+
+
+@pytest.mark.slow
+def test_each_kind_of_process_may_die(folder: Path) -> None:
+    kills = [Kill(victim, 4 * n) for n, victim in enumerate(dict.fromkeys(VICTIMS), 1)]
+    killed, restarts = run_with(folder, "killed", 24, kills, seed=0)
+    check_numbers(killed, 24)
+    assert restarts == len(kills)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_processes_that_die_at_generated_moments(folder: Path, seed: int) -> None:
+    killed, restarts = run_with(folder, f"killed-{seed}", 200, generated(seed, 10, 200), seed)
+    check_numbers(killed, 200)
+    assert restarts == 10
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_numbers_of_ranks_and_another_age(folder: Path) -> None:
+    running = Running(folder, "resized")
+    running.begin("recipe.yaml", "run.steps=7", "name=resized", "run.checkpoint.every=7").done()
+    for ranks, ahead, steps in ((3, 2, 13), (1, 0, 20)):
+        words = [f"groups.roll.ranks={ranks}", f"pipeline.passes.repeat.ahead={ahead}", f"run.steps={steps}"]
+        running.begin(str(running.run.path), *words, "run.accept=[pipeline]").done()
+    check_numbers(running.run, 20)
