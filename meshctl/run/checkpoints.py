@@ -41,6 +41,8 @@ FORMAT = 1
 STEP = re.compile(r"step-([0-9]{1,15})")
 KEPT = "damaged-"
 """The prefix of the name under which a damaged checkpoint is kept when its step is run again."""
+PASSES = ".passes"
+"""The end of the name of a folder with ready passes of a take block. The name of a component has no dot."""
 MAX_THREADS = 16
 """The number of files of which digests are computed at the same time, at most. hashlib releases the GIL."""
 

@@ -47,7 +47,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem
 
 from meshctl.dataclass import dataclass
-from meshctl.run.checkpoints import BY_RANK, VaryingState
+from meshctl.run.checkpoints import BY_RANK, PASSES, VaryingState
 from meshctl.run.checkpoints import FILE as MANIFEST
 from meshctl.run.directory import write_whole
 from meshctl.run.reading import DAMAGED, decoded, text_of
@@ -77,8 +77,6 @@ DOCUMENT_ERRORS = (LookupError, ValueError, TypeError, AttributeError, OverflowE
 POSITION_FORMAT = 3
 """The format of a position file. A checkpoint whose position files have one is complete only with a
 manifest. Those of format 2 have no `takes`."""
-PASSES = ".passes"
-"""The end of the name of a folder with ready passes. The name of a component has no dot."""
 
 
 def save(

@@ -14,6 +14,7 @@ from meshctl.recipe.code.digests import code_digest
 from meshctl.recipe.rules.components import STATE_METHODS
 from meshctl.recipe.rules.facts import Facts
 from meshctl.run.checkpoints import (
+    PASSES,
     Manifest,
     NoWholeCheckpoint,
     VaryingState,
@@ -55,7 +56,8 @@ class Resumed:
         stateful = [
             name for name, one in classes.items() if one and one.methods.issuperset(STATE_METHODS)
         ]  # as far as classes can be read
-        saved = sorted(path.name for path in self.checkpoint.iterdir() if path.is_dir())
+        folders = [path.name for path in self.checkpoint.iterdir() if path.is_dir()]
+        saved = sorted(name for name in folders if not name.endswith(PASSES))
         found = [*differences(was, facts_of(self.plan), stateful, saved)]
         is_accepted = {difference: difference.word in self.plan.run.accept for difference in found}
         for difference in found:
