@@ -22,7 +22,7 @@ from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.hf.transformers_cache import CachedForward, padded_left
-from meshctl.sampling.continuous import Answer, Request
+from meshctl.sampling.continuous import UNKNOWN, Answer, Request
 
 MAX_ENDED = 0.25
 """The fraction of ended answers in the cache from which on they are removed."""
@@ -110,7 +110,9 @@ class Rows:
     forward: CachedForward
     names: list[tuple[Any, int]]
     """The key of the request of each row, and the index among its answers."""
-    prompt_lengths: list[int]
+    prompts: list[Tensor]
+    changes: list[list[tuple[int, int]]]
+    """Of each row: (position, version) for each time at which the weights changed, first (0, version)."""
     logits: Tensor
     """`[rows, vocabulary]`: those of the next token."""
     random: Tensor
@@ -130,7 +132,8 @@ class Rows:
         self.forward.trim()
         numbers = kept.tolist()
         self.names = [self.names[row] for row in numbers]
-        self.prompt_lengths = [self.prompt_lengths[row] for row in numbers]
+        self.prompts = [self.prompts[row] for row in numbers]
+        self.changes = [self.changes[row] for row in numbers]
         for name in TENSORS:
             setattr(self, name, getattr(self, name)[kept])
 
@@ -138,9 +141,18 @@ class Rows:
         """Adds the rows of `other`."""
         self.forward.join(other.forward)
         self.names += other.names
-        self.prompt_lengths += other.prompt_lengths
+        self.prompts += other.prompts
+        self.changes += other.changes
         for name in TENSORS:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+
+
+def _versions(changes: Sequence[tuple[int, int]], length: int) -> list[int]:
+    """Returns the version of the weights of each token of an answer with `length` tokens."""
+    found = list[int]()
+    for position, version in changes:
+        found[position:] = [version] * (length - position)
+    return found
 
 
 TENSORS = ("logits", "random", "tokens", "logprobs", "position", "is_open")
@@ -168,10 +180,19 @@ class HfStepper:
         self._rows: Rows | None = None
         self._open = 0
         """The number of answers that are running."""
+        self._version: int | None = None
+        self._is_stale = False
+        """True if the cache was computed with other weights."""
 
     def add(self, key: Any, request: Request) -> None:
         prompt = torch.as_tensor(request.prompt, dtype=torch.int64)
         self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds))))
+
+    def reload(self, version: int) -> None:
+        self._version, self._is_stale = version, self._rows is not None
+        if rows := self._rows:
+            for changes, position in zip(rows.changes, rows.position.tolist(), strict=True):
+                changes.append((position, version))
 
     def drop(self) -> None:
         self._waiting.clear()
@@ -180,6 +201,8 @@ class HfStepper:
     @torch.inference_mode()
     def step(self) -> list[tuple[Any, int, Answer]]:
         """Samples a token of each running answer, and returns the answers that have ended."""
+        if self._is_stale and self._rows is not None:
+            self._compute_again(self._rows)
         if admitted := self._admitted():
             new = self._begun(admitted)
             self._open += len(new.names)
@@ -222,9 +245,22 @@ class HfStepper:
         for row, tokens, logprobs, length, stopped in zip(
             numbers, *(one[has_ended].tolist() for one in columns), strict=True
         ):
-            answer = Answer(tokens[:length], logprobs[:length], "stop" if stopped else "length")
+            versions = _versions(rows.changes[row], length) if self._version is not None else []
+            reason = "stop" if stopped else "length"
+            answer = Answer(tokens[:length], logprobs[:length], reason, versions)
             found.append((*rows.names[row], answer))
         return found
+
+    def _compute_again(self, rows: Rows) -> None:
+        """Computes the cache and the logits of the running answers with new weights."""
+        self._is_stale = False
+        self._remove_ended()
+        lengths = rows.position.tolist()
+        sampled = [row[:length].cpu() for row, length in zip(rows.tokens, lengths, strict=True)]
+        texts = [torch.cat(pair) for pair in zip(rows.prompts, sampled, strict=True)]
+        ids, is_real = padded_left(texts, self._model.device)
+        rows.forward = CachedForward(self._model, is_real)
+        rows.logits = rows.forward(ids)[:, -1]
 
     def _remove_ended(self) -> None:
         if self._rows is not None and self._open < len(self._rows.names):
@@ -251,7 +287,7 @@ class HfStepper:
         least = min(len(self._waiting[0].left), MAX_ENDED * self._max_rows) if self._waiting else 0
         if not self._waiting or (self._open and room < least):
             return []
-        longest = max(self._rows.prompt_lengths, default=0) if self._rows and self._open else 0
+        longest = max(map(len, self._rows.prompts), default=0) if self._rows and self._open else 0
         count = self._open
         while self._waiting and room:
             first = self._waiting[0]
@@ -285,7 +321,8 @@ class HfStepper:
         return Rows(
             forward,
             [(one.key, index) for one, begun in admitted for index, _ in begun],
-            [len(admitted[owner][0].prompt) for owner in owners],
+            [admitted[owner][0].prompt for owner in owners],
+            [[(0, UNKNOWN if self._version is None else self._version)] for _ in owners],
             logits,
             random=uniforms(seeds, most).to(device),
             tokens=torch.zeros((count, most), dtype=torch.int64, device=device),

@@ -24,18 +24,16 @@ from meshctl.hf.options import ModelError
 from meshctl.hf.outputs import Outputs
 from meshctl.hf.texts import aligned
 from meshctl.labels import IGNORED
-from meshctl.runtime.batch.batch import MARK, Batch, Ragged
+from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.collectives.collective import Collective
-from meshctl.sampling.answers import IDS, LABELS, LOGPROBS, Score
+from meshctl.sampling.answers import HELD_VERSION, IDS, LABELS, LOGPROBS, VERSION, VERSIONS, Score
 
 MODES = ("warn", "error", "off")
-VERSION = MARK + "version"
-"""The mark with the step whose weights made a sample."""
 MAX_MEAN_NATS = 0.1
 """The largest mean difference that is not reported."""
 STEPS_KEPT = 1000
 UNKNOWN = -1
-"""The lag of samples whose weights this model has not sent."""
+"""The lag of tokens whose weights this model has not sent."""
 VERSIONS_KEPT = 64
 """The number of versions of the weights whose scores an actor keeps."""
 Value = TypeVar("Value")
@@ -72,21 +70,22 @@ class SentWeights:
             _put(self._scores, step, dict(zip(self._texts, scores, strict=True)), VERSIONS_KEPT)
 
     def lags(self, versions: Tensor) -> Tensor:
-        """Returns int64 `[samples]`: the number of changes since the weights were sent that made each sample;
-        `UNKNOWN` for weights that this model has not sent. `versions` are the steps of the samples."""
-        at = [self._changes_at.get(version) for version in versions.tolist()]
-        return torch.tensor(
-            [UNKNOWN if one is None else self._changes - one for one in at], dtype=torch.int64
-        )
+        """Returns int64 of the same shape: the number of changes since the weights of each version were sent;
+        `UNKNOWN` for weights that this model has not sent. `versions` are the steps in which they were."""
+        known, places = torch.unique(versions, return_inverse=True)
+        at = [self._changes_at.get(version) for version in known.tolist()]
+        lags = [UNKNOWN if one is None else self._changes - one for one in at]
+        return torch.tensor(lags, dtype=torch.int64, device=versions.device)[places]
 
-    def differences(self, batch: Batch, versions: Tensor) -> Tensor:
+    def differences(self, batch: Batch) -> Tensor:
         """Returns float64 `[tokens]`: the differences between the scores of the sampler and those of this
-        model, for the labels of the held answers of a batch. `versions` are those of its samples. New answers
-        are held from now on."""
+        model, for the labels of the held answers of a batch. New answers are held from now on."""
         if IDS not in batch.columns:
             return torch.zeros(0, dtype=torch.float64)
         self.is_on, found = True, [torch.zeros(0, dtype=torch.float64)]
         columns = [batch.columns[name] for name in (IDS, LABELS, LOGPROBS)]
+        versions = batch.columns[HELD_VERSION]
+        assert isinstance(versions, Tensor)
         rows = zip(*(column.rows() for column in columns if isinstance(column, Ragged)), strict=True)
         for (ids, labels, logprobs), version in zip(rows, versions.tolist(), strict=True):
             if not len(ids):
@@ -114,21 +113,24 @@ class Differences:
     def __init__(self, sent: SentWeights) -> None:
         self._sent = sent
         self._sums: Tensor = torch.zeros(4, dtype=torch.float64)
-        """The sum of the differences, the number of tokens, the sum of the lags, and the number of samples
+        """The sum of the differences, the number of tokens, the sum of the lags, and the number of tokens
         with a known lag."""
         self._max = torch.zeros((), dtype=torch.float64)
 
     def add(self, outputs: Outputs, batch: Batch) -> None:
         """Adds the differences of a micro-batch. `outputs` are those of its forward pass."""
-        versions = batch.columns.get(VERSION)
+        versions, targets = batch.columns.get(VERSION), outputs.texts.targets
         if not isinstance(versions, Tensor) or not len(batch):
             return
-        lags, targets = self._sent.lags(versions), outputs.texts.targets
         device = targets.device
-        is_counted = (targets != IGNORED) & (lags == 0).to(device)[:, None]
+        of_tokens = versions.to(device)[:, None].expand(targets.shape)
+        if VERSIONS in batch.columns:
+            of_tokens = aligned(batch, VERSIONS, outputs.texts)
+        is_label, lags = targets != IGNORED, self._sent.lags(of_tokens)
+        is_counted = is_label & (lags == 0)
         difference = outputs.token_logprobs.detach() - aligned(batch, "sampled_logprobs", outputs.texts)
         difference = torch.where(is_counted, difference.abs().double(), 0.0)
-        is_known = lags != UNKNOWN
+        is_known = is_label & (lags != UNKNOWN)
         own = [difference.sum(), is_counted.sum(), lags[is_known].sum(), is_known.sum()]
         self._sums = self._sums.to(device) + torch.stack([one.to(device, torch.float64) for one in own])
         if difference.numel():
@@ -136,28 +138,26 @@ class Differences:
 
     def add_held(self, batch: Batch) -> None:
         """Adds the differences of the held answers that the samples of a batch bring along."""
-        versions = batch.columns.get(VERSION)
-        if isinstance(versions, Tensor):
-            found = self._sent.differences(batch, versions)
-            self._sums[:2] += torch.tensor([float(found.sum()), float(len(found))], dtype=torch.float64)
-            if len(found):
-                self._max = torch.maximum(self._max, found.max())
+        found = self._sent.differences(batch)
+        self._sums[:2] += torch.tensor([float(found.sum()), float(len(found))], dtype=torch.float64)
+        if len(found):
+            self._max = torch.maximum(self._max, found.max())
 
     def metrics(self, data: Collective) -> dict[str, float]:
         """Returns the metrics over all ranks of `data`, which call this together.
 
         `parity_mean` and `parity_max` are in nats, over the tokens that were sampled from the weights which
         the update is about to change, and over those of held answers. `lag` is the mean number of updates
-        since the weights of a sample were sent. A metric without such tokens or samples is left out.
+        since the weights of a token were sent. A metric without such tokens is left out.
         """
         own = torch.cat([self._sums.to(data.device), self._max.to(data.device)[None]])
         rows = torch.stack(data.all_gather(own)).cpu()
-        total, tokens, lags, samples = rows[:, :4].sum(0).tolist()
+        total, tokens, lags, known = rows[:, :4].sum(0).tolist()
         found: dict[str, float] = {}
         if tokens:
             found = {"parity_mean": total / tokens, "parity_max": float(rows[:, 4].max())}
-        if samples:
-            found["lag"] = lags / samples
+        if known:
+            found["lag"] = lags / known
         return found
 
 

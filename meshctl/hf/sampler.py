@@ -166,7 +166,8 @@ class Sampler(AnswerSampler):
     def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copies the tensors of `stream` into the adapter, as `hf.Model.adapter` yields them. Raises
         `ModelError` for an unknown name or another shape."""
-        weights.copy_named(dict(weights.adapter_of(self.module)), stream)
+        with self._loading():
+            weights.copy_named(dict(weights.adapter_of(self.module)), stream)
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Copies the tensors of `stream` into the weights. The names are those of the model's files, as
@@ -179,7 +180,8 @@ class Sampler(AnswerSampler):
                 arrived.add(name)
                 yield name, tensor
 
-        load_stored(self._disk, self._base(), named())
+        with self._loading():
+            load_stored(self._disk, self._base(), named())
         if missing := sorted(self._stored_names - arrived):
             raise ModelError(
                 f"the sync does not send `{missing[0]}`"

@@ -57,6 +57,8 @@ class PassCall(NamedTuple):
     """COMPONENT.METHOD"""
     log: Callable[[Mapping[str, float], float], None]
     """Adds metrics, by name, with a weight."""
+    has_old_weights: bool = False
+    """True if the weights may have changed before its samples are trained."""
 
 
 PASS_CALL: ContextVar[PassCall | None] = ContextVar("PASS_CALL", default=None)

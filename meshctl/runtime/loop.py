@@ -387,7 +387,9 @@ class Loop:
         end = self._syncs[stage.name]
         while end.due(until):
             received = end.receive(step)
-            load = getattr(self._component(stage, stage.to), stage.to_method)
+            component = self._component(stage, stage.to)
+            context_of(component).version = received.sent_step
+            load = getattr(component, stage.to_method)
             self._turn.during(load)(self._turn.read(received.value))
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(

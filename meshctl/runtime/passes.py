@@ -29,6 +29,9 @@ from meshctl.runtime.component import Component, coroutine_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
 from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, event_loop
 
+VERSIONS = MARK + "versions"
+"""The mark of a sampler with the version of the weights of each token."""
+
 
 class Logged(NamedTuple):
     """What an endpoint has logged in a pass."""
@@ -62,10 +65,17 @@ class PassStage:
     """A stage of the block. Its methods run on the event loop, but `_call`."""
 
     def __init__(
-        self, stage: Stage, component: Component, versions: Mapping[str, int], thread: ThreadPoolExecutor
+        self,
+        stage: Stage,
+        component: Component,
+        versions: Mapping[str, int],
+        has_old_weights: bool,
+        thread: ThreadPoolExecutor,
     ) -> None:
-        """`versions` maps a component to the step whose weights it has loaded."""
+        """`versions` maps a component to the step whose weights it has loaded. `has_old_weights` is whether
+        weights may change before samples are trained."""
         self.stage, self._versions, self._thread = stage, versions, thread
+        self._has_old_weights = has_old_weights
         self._named = f"{stage.component}.{stage.method}"
         self._coroutine = coroutine_of(component, stage.method)
         self._endpoint = getattr(component, stage.method)
@@ -145,7 +155,7 @@ class PassStage:
         def log(values: Mapping[str, float], weight: float = 1.0) -> None:
             one.logged.append(Logged(self.stage.name, dict(values), weight))
 
-        return PassCall(self._named, log)
+        return PassCall(self._named, log, self._has_old_weights)
 
     def _checked(self, returned: Any, given: _Arguments) -> Batch:
         """Returns the value of a call with ids and marks."""
@@ -162,7 +172,9 @@ class PassStage:
         elif len(value):
             value = numbered(value, given.number, 1)
         version = self._versions.get(self.stage.component)
-        if version is None:
+        inputs = given.first.columns if given.first is not None else {}
+        has_own = VERSIONS in value.columns and VERSIONS not in inputs
+        if version is None or has_own:
             return value
         return value.with_columns(**{MARK + "version": torch.full((len(value),), version)})
 
@@ -210,14 +222,22 @@ class Passes:
     """Runs the passes of a block on this worker."""
 
     def __init__(
-        self, stages: Sequence[Stage], components: Mapping[str, Component], versions: Mapping[str, int]
+        self,
+        stages: Sequence[Stage],
+        components: Mapping[str, Component],
+        versions: Mapping[str, int],
+        *,
+        has_old_weights: bool,
     ) -> None:
-        """`stages` are those of the block, in the order of the plan."""
+        """`stages` are those of the block, in the order of the plan. `versions` and `has_old_weights` are
+        those of `PassStage`."""
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         device = torch.cuda.current_device() if is_used else None
         prepare = partial(torch.cuda.set_device, device) if device is not None else lambda: None
         thread = ThreadPoolExecutor(1, f"passes of {stages[0].block}", prepare)
-        self._stages = [PassStage(one, components[one.component], versions, thread) for one in stages]
+        self._stages = [
+            PassStage(one, components[one.component], versions, has_old_weights, thread) for one in stages
+        ]
         self.running: dict[int, Pass] = {}
         """The passes that run, by number."""
         self._ended: list[Pass] = []

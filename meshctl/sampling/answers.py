@@ -36,7 +36,8 @@ from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
-from meshctl.sampling.continuous import Answer, Continuous, Request
+from meshctl.runtime.event_loop import PASS_CALL
+from meshctl.sampling.continuous import UNKNOWN, Answer, Continuous, Request
 
 COLUMN = "prompt_ids"
 LONG_TOKENS = 4096
@@ -48,6 +49,11 @@ MAX_ANSWERS = 4
 MAX_TOKENS = 2048
 """The maximum length of a held text. It bounds the memory for the probabilities of all tokens."""
 IDS, LABELS, LOGPROBS = (MARK + f"held_{name}" for name in ("ids", "labels", "logprobs"))
+HELD_VERSION, UNSCORED = MARK + "held_version", -1
+"""The mark with the version of the weights that computed the scores; `UNSCORED` before the first ones."""
+VERSION, VERSIONS = MARK + "version", MARK + "versions"
+"""The marks with the version of the weights of each token, -1 in the prompt, and with the oldest of a
+sample."""
 Score = Callable[[Batch], Ragged]
 """A function of the columns `input_ids` and `labels`. It returns the log-probability of each label, and 0
 where the label is -100."""
@@ -113,10 +119,16 @@ class PromptLimits:
 
 
 def with_answers(
-    batch: Batch, answers: Sequence[Answer], tokenizer: Tokenizer, dtype: torch.dtype = torch.float32
+    batch: Batch,
+    answers: Sequence[Answer],
+    tokenizer: Tokenizer,
+    dtype: torch.dtype = torch.float32,
+    *,
+    has_versions: bool = False,
 ) -> Batch:
     """Returns the samples of `batch`, one for each answer, with the columns of the answers, which `sample` of
-    a sampler lists. The prompts are the column `prompt_ids`, and `dtype` is that of the log-probabilities."""
+    a sampler lists. The prompts are the column `prompt_ids`, and `dtype` is that of the log-probabilities.
+    `has_versions` is whether the answers have the versions of their weights."""
     prompts = [row.cpu().long() for row in batch[COLUMN].rows()]
     tokens = [torch.tensor(one.tokens, dtype=torch.int64) for one in answers]
     logprobs = [torch.tensor(one.logprobs, dtype=dtype) for one in answers]
@@ -133,6 +145,11 @@ def with_answers(
         "finish_reason": [one.finish_reason for one in answers],
         "response": tokenizer.decode_rows([one.tokens for one in answers], is_plain=True),
     }
+    if has_versions:
+        listed = [one.versions or [UNKNOWN] * len(one.tokens) for one in answers]
+        versions = [torch.tensor(one, dtype=torch.int64) for one in listed]
+        columns[VERSIONS] = joined([torch.full_like(prompt, -1) for prompt in prompts], versions)
+        columns[VERSION] = torch.tensor([min(one) for one in listed], dtype=torch.int64)
     kept = {name: column for name, column in batch.columns.items() if name not in columns}
     # The tokens come first, because the first ragged column determines the lengths of samples.
     return Batch({**columns, **kept}, ids=batch.known_ids, group_depth=batch.group_depth, most=batch.most)
@@ -157,20 +174,31 @@ class HeldBySampler:
         """`max_tokens` is the maximum length of a text that can be scored. Longer texts are truncated."""
         self._max_tokens = min(max_tokens, MAX_TOKENS)
         self._texts: Batch | None = None
-        self._scored: tuple[int, Ragged] | None = None
+        self._version, self._scores = UNSCORED, Ragged(torch.empty(0), torch.zeros(1, dtype=torch.int64))
+        self._is_new = False
+        """True if the texts or their scores were in no marks yet."""
 
-    def marks(self, answers: Batch, version: int | None, step: int, score: Score) -> dict[str, Column]:
-        """Returns the marks of `answers`, which weights of `version` made in `step`; none if no step has
-        changed the weights since. The first call with answers holds some of them."""
-        if version is None or version >= step - 1:
-            return {}
+    def load(self, version: int, score: Score) -> None:
+        """Scores the held answers with new weights, those of `version`."""
+        if self._texts is not None:
+            self._version, self._scores, self._is_new = version, score(self._texts), True
+
+    def marks(self, answers: Batch) -> dict[str, Column]:
+        """Returns the marks of `answers`, whose weights may have changed before they are trained. The first
+        call with answers holds some of them."""
         if self._texts is None and len(answers):
-            self._texts = self._first(answers)
-        if self._texts is None:
-            return self._columns(answers, answers.select("input_ids", "labels"), answers["sampled_logprobs"])
-        if self._scored is None or self._scored[0] != version:
-            self._scored = version, score(self._texts)
-        return self._columns(answers, self._texts, self._scored[1])
+            self._texts, self._is_new = self._first(answers), True
+            self._scores = Ragged(
+                torch.zeros(len(self._texts["labels"].values)), self._texts["labels"].offsets
+            )
+        count = len(answers) if self._texts is not None and self._is_new else 0
+        texts, scores = (self._texts, self._scores) if count and self._texts else (answers[:0], self._scores)
+        self._is_new = self._is_new and not count
+        found = {IDS: texts["input_ids"], LABELS: texts["labels"], LOGPROBS: scores}
+        marks: dict[str, Column] = {
+            name: _of_first(column, count, len(answers)) for name, column in found.items()
+        }
+        return {**marks, HELD_VERSION: torch.full((len(answers),), self._version)}
 
     def _first(self, answers: Batch) -> Batch:
         first = answers.between(0, min(MAX_ANSWERS, len(answers)))
@@ -179,15 +207,11 @@ class HeldBySampler:
             {name: Ragged.of([row[: self._max_tokens] for row in rows]) for name, rows in columns.items()}
         )
 
-    def _columns(self, answers: Batch, texts: Batch, logprobs: Column) -> dict[str, Column]:
-        found = {IDS: texts["input_ids"], LABELS: texts["labels"], LOGPROBS: logprobs}
-        return {name: _of_first(column, len(answers)) for name, column in found.items()}
 
-
-def _of_first(column: Column, rows: int) -> Ragged:
-    """Returns a ragged column of `rows` rows: those of `column`, and then empty ones."""
+def _of_first(column: Column, count: int, rows: int) -> Ragged:
+    """Returns a ragged column of `rows` rows: up to `count` of those of `column`, and then empty ones."""
     assert isinstance(column, Ragged)
-    own = column.rows()[:rows]
+    own = column.rows()[:count]
     return Ragged.of([*own, *[column.values[:0]] * (rows - len(own))], column.values.dtype)
 
 
@@ -250,10 +274,14 @@ class AnswerSampler(Component):
         samples = batch.repeat(self.group_size)
         with self._awake():
             answers = await self._answers(prompts, samples)
-            result = with_answers(samples, answers, self.tokenizer, self.logprobs_dtype)
-            held = {}
-            if self._held:
-                held = self._held.marks(result, self.place.version, self.step, self._scores)
+        version = self.generator.version
+        result = with_answers(
+            samples, answers, self.tokenizer, self.logprobs_dtype, has_versions=version is not None
+        )
+        in_pass, held = PASS_CALL.get(), {}
+        is_old = in_pass.has_old_weights if in_pass else version is not None and version < self.step - 1
+        if self._held and version is not None and is_old:
+            held = self._held.marks(result)
         if answers:
             count = len(answers)
             cut = sum(one.finish_reason == "length" for one in answers) / count
@@ -269,6 +297,19 @@ class AnswerSampler(Component):
             for number, prompt in enumerate(prompts)
         ]
         return await asyncio.wrap_future(self.generator.submit(requests))
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Returns a context in which the weights may be changed. Running answers go on with the new ones, and
+        the held answers are scored."""
+        with self.generator.loading(version := self.place.version):
+            yield
+            if self._held and version is not None and self._can_score():
+                self._held.load(version, self._scores)
+
+    def _can_score(self) -> bool:
+        """Returns whether texts can be scored while answers are running."""
+        return True
 
     def close(self) -> None:
         if "generator" in self.__dict__:

@@ -16,6 +16,9 @@ from typing import Any, Protocol
 
 from meshctl.runtime.event_loop import Advances, start_thread
 
+UNKNOWN = -1
+"""The version of weights that no sync has sent."""
+
 
 @dataclass(frozen=True, eq=False)
 class Request:
@@ -35,8 +38,8 @@ class Answer:
     """The log-probability of each sampled token in the distribution from which it was drawn."""
     finish_reason: str
     """`stop`, or `length` if the answer has the maximum number of tokens."""
-    versions: Sequence[str] = ()
-    """The versions of the weights that sampled the tokens, where an engine reports them."""
+    versions: Sequence[int] = ()
+    """The version of the weights that sampled each token; empty if no weights were loaded."""
 
 
 class Stepper(Protocol):
@@ -47,6 +50,10 @@ class Stepper(Protocol):
     def step(self) -> Iterable[tuple[Any, int, Answer]]:
         """Samples a token of each running answer. Returns those that have ended: the key of the request, the
         index among its seeds, and the answer."""
+
+    def reload(self, version: int) -> None:
+        """Notes that the weights have changed, and are those of `version`. What was computed of running
+        answers with the old weights is computed again. No step runs meanwhile."""
 
     def drop(self) -> None:
         """Drops all requests, after a step has failed."""
@@ -76,6 +83,8 @@ class Continuous:
         self._running: set[_Call] = set()
         self._pauses, self._is_stepping, self._is_closed = 0, False, False
         self._thread: threading.Thread | None = None
+        self.version: int | None = None
+        """The version of the weights; None before the first ones that have a version."""
 
     def submit(self, requests: Sequence[Request]) -> Future[list[Answer]]:
         """Begins to generate answers, and returns their future: the answers to each request, in order."""
@@ -89,6 +98,20 @@ class Continuous:
             if self._thread is None:
                 self._thread = start_thread(self._run, "sampling engine")
         return call.future
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no answers are running."""
+        with self._changed:
+            return not self._has_work
+
+    @contextmanager
+    def loading(self, version: int | None) -> Iterator[None]:
+        """Returns a context in which the weights may be changed, to those of `version`. No step runs."""
+        with self.paused():
+            yield
+            self.version = version
+            self._stepper.reload(UNKNOWN if version is None else version)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

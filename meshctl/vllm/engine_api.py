@@ -33,8 +33,9 @@ from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from meshctl.sampling.continuous import Answer
-from meshctl.vllm.options import EngineOptions, SamplerError, Sampling, model_folder
+from meshctl.vllm.options import EngineOptions, Sampled, SamplerError, Sampling, model_folder
 
+ADAPTER = "adapter"
 BACKEND = "meshctl"
 """The name under which `Transfer` is registered."""
 
@@ -175,7 +176,7 @@ class Engine:
                 lora_request=self._adapter,
             )
 
-    def step(self) -> list[tuple[str, Answer]]:
+    def step(self) -> list[tuple[str, Sampled]]:
         """Runs one step of the scheduler, and returns the answers that have ended, by name. Raises
         `SamplerError` if vLLM fails."""
         with _errors(f"vLLM {vllm.__version__} cannot generate"):
@@ -209,27 +210,30 @@ class Engine:
     def finish_update(self, version: str) -> None:
         """Ends the update of all weights, and forgets what was computed with the old ones."""
         self._llm.finish_weight_update(version)
-        if not self._llm.reset_prefix_cache():
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was computed with the old weights, also of running requests, which go on."""
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise SamplerError("vLLM cannot reset its prefix cache, which has values of the old weights")
 
-    def load_adapter(self, tensors: Mapping[str, Tensor], alpha: float) -> None:
-        """Loads an adapter in place of the last one. `tensors` have the names of the files of peft, and
-        `alpha` is its scale. Raises `SamplerError` if vLLM cannot load it."""
+    def load_adapter(self, tensors: Mapping[str, Tensor], alpha: float, version: str) -> None:
+        """Loads an adapter in place of the last one. `tensors` have the names of the files of peft, `alpha`
+        is its scale, and `version` that of its weights. Raises `SamplerError` if vLLM cannot load it."""
         config = {
             **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
             **{"r": self._adapter_rank, "lora_alpha": alpha},
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         }
-        last = self._adapter.lora_int_id if self._adapter else 0
         with TemporaryDirectory(prefix="meshctl-adapter-") as folder:  # vLLM reads adapters from files only
             Path(folder, "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
             whole = {name: one.detach().to("cpu").contiguous() for name, one in tensors.items()}
             save_file(whole, Path(folder, "adapter_model.safetensors"))
-            self._adapter = LoRARequest(f"adapter-{last + 1}", last + 1, folder)
             with _errors(f"vLLM {vllm.__version__} cannot load the adapter"):
-                if last:
-                    self._llm.llm_engine.remove_lora(last)
-                self._llm.llm_engine.add_lora(self._adapter)
+                self._llm.llm_engine.add_lora(LoRARequest(ADAPTER, 1, folder, load_inplace=True))
+            self._adapter = LoRARequest(ADAPTER, 1, folder)
+        self._llm.llm_engine.set_weight_version(version)
+        self._forget()
 
     # Memory
 
@@ -340,8 +344,8 @@ def _parameters(sampling: Sampling, seed: int) -> vllm.SamplingParams:
     )
 
 
-def _answer(output: Any) -> Answer:
-    versions = [span.version for span in output.weight_versions or ()]
+def _answer(output: Any) -> Sampled:
+    versions = [span.version for span in output.weight_versions or () for _ in range(span.start, span.end)]
     logprobs = output.logprobs
     firsts = [logprobs.logprobs[start] for start in logprobs.start_indices]
-    return Answer(list(output.token_ids), firsts, output.finish_reason, versions)
+    return Sampled(Answer(list(output.token_ids), firsts, output.finish_reason), versions)

@@ -9,12 +9,12 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,7 @@ from meshctl.dataclass import dataclass
 from meshctl.hub_cache import MODEL_FILES, TOKENIZER_FILES, local_folder
 from meshctl.package import SHIPPED_TOKENIZERS
 from meshctl.runtime.component import ComponentError
+from meshctl.sampling.continuous import Answer
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -75,6 +76,14 @@ class Sampling:
     """The number of most likely tokens that can be drawn; 0 for all."""
     stop_tokens: tuple[int, ...] = ()
     stop_texts: tuple[str, ...] = ()
+
+
+class Sampled(NamedTuple):
+    """An answer of the engine."""
+
+    answer: Answer
+    versions: Sequence[str]
+    """The engine's name of the weights of each token."""
 
 
 def prepare() -> None:

@@ -29,6 +29,7 @@ from meshctl.sampling.continuous import Answer, Continuous, Request
 from meshctl.vllm.checks import SAMPLER
 from meshctl.vllm.options import (
     EngineOptions,
+    Sampled,
     SamplerError,
     Sampling,
     prepare,
@@ -127,6 +128,8 @@ class Sampler(AnswerSampler):
         self.tokenizer_name, self.group_size = tokenizer or str(model), group_size
         self._lora_alpha = float((lora or {}).get("alpha", DEFAULT_ALPHA))
         self._updates, self._version, self._is_asleep = 0, "", False
+        self._calls = 0
+        """The number of calls of `sample` that are running."""
 
     # Building
 
@@ -210,14 +213,11 @@ class Sampler(AnswerSampler):
         )
 
     def _check_answers(self, answers: Sequence[Answer], batch: Batch) -> None:
-        """Raises `SamplerError` if an answer has no end, or if other weights than those of the last sync have
-        sampled it."""
+        """Raises `SamplerError` if an answer has no end."""
         is_cut = [one.finish_reason not in FINISHED for one in answers]
         if any(is_cut):
             reason, ids = answers[is_cut.index(True)].finish_reason, batch.where(is_cut).ids.tolist()
             raise SamplerError(f"the engine ends samples {shown_ids(ids)} with `{reason}`")
-        if self._version:
-            self._check_version({version for one in answers for version in one.versions} or {self._version})
 
     # Weights
 
@@ -227,30 +227,35 @@ class Sampler(AnswerSampler):
         weight does not arrive or the engine does not report the new version."""
         if self.options.lora_rank:
             raise SamplerError("a sampler with `lora` loads adapters alone: send `COMPONENT.adapter` to it")
-        self._wake(WEIGHTS)
-        self._updates += 1
-        self._version = f"{self._updates}"
-        self.engine.start_update()
-        weights = with_tied_head(stream) if self.engine.is_tied else stream
-        for part in chunks(weights):
-            self.engine.update(part)
-        self.engine.finish_update(self._version)
-        self._check_version({self.engine.version})
+        with self._next_version():
+            self.engine.start_update()
+            weights = with_tied_head(stream) if self.engine.is_tied else stream
+            for part in chunks(weights):
+                self.engine.update(part)
+            self.engine.finish_update(self._version)
 
     def load_adapter(self, stream: Iterable[tuple[str, Tensor]]) -> None:
         """Loads the tensors of `stream`, as `hf.Model.adapter` yields them, in place of the adapter of the
         last sync. Raises `SamplerError` without `lora`, and if vLLM cannot load the adapter."""
         if not self.options.lora_rank:
             raise SamplerError("a sampler that loads adapters needs `lora`")
-        self._wake(WEIGHTS)
-        self.engine.load_adapter(dict(stream), self._lora_alpha)
+        with self._next_version():
+            self.engine.load_adapter(dict(stream), self._lora_alpha, self._version)
 
-    def _check_version(self, found: set[str]) -> None:
-        if found != {self._version}:
-            raise SamplerError(
-                f"the engine has weights of version {', '.join(sorted(found))}, and the last sync sent "
-                f"version {self._version}"
-            )
+    @contextmanager
+    def _next_version(self) -> Iterator[None]:
+        """Returns a context in which the engine loads weights. Raises `SamplerError` if it does not report
+        them."""
+        self._wake(WEIGHTS)
+        self._updates += 1
+        self._version = f"{self._updates}"
+        with self._loading():
+            yield
+            if self.engine.version != self._version:
+                raise SamplerError(other_weights(self.engine.version, self._version))
+
+    def _can_score(self) -> bool:
+        return self.generator.is_idle  # the engine would go on with the running answers
 
     # Memory
 
@@ -262,8 +267,10 @@ class Sampler(AnswerSampler):
     @contextmanager
     def _awake(self) -> Iterator[None]:
         self._wake()
+        self._calls += 1
         yield
-        if self.options.can_sleep:
+        self._calls -= 1
+        if self.options.can_sleep and not self._calls:
             self.engine.sleep()
             self._is_asleep = True
 
@@ -276,6 +283,8 @@ class VllmStepper:
         self._keys: dict[str, tuple[Any, int]] = {}
         """Name of a request of the engine -> the key of ours, and the index among its answers."""
         self._added = 0
+        self._versions: dict[str, int] = {}
+        """The engine's name of weights -> their version."""
 
     def add(self, key: Any, request: Request) -> None:
         for index, seed in enumerate(request.seeds):
@@ -284,11 +293,26 @@ class VllmStepper:
             self._engine.add(str(self._added), request.prompt, self._sampling, seed & MAX_SEED)
 
     def step(self) -> list[tuple[Any, int, Answer]]:
-        return [(*self._keys.pop(name), answer) for name, answer in self._engine.step()]
+        return [(*self._keys.pop(name), self._known(sampled)) for name, sampled in self._engine.step()]
+
+    def _known(self, sampled: Sampled) -> Answer:
+        """Returns an answer with its versions. Raises `SamplerError` for weights that no sync has sent."""
+        if not self._versions:
+            return sampled.answer
+        if unknown := {*sampled.versions}.difference(self._versions):
+            raise SamplerError(other_weights(min(unknown), self._engine.version))
+        return replace(sampled.answer, versions=[self._versions[name] for name in sampled.versions])
+
+    def reload(self, version: int) -> None:
+        self._versions[self._engine.version] = version
 
     def drop(self) -> None:
         self._engine.abort([*self._keys])
         self._keys.clear()
+
+
+def other_weights(found: str, sent: str) -> str:
+    return f"the engine has weights of version {found}, and the last sync sent version {sent}"
 
 
 def chunks(stream: Weights) -> Iterator[list[tuple[str, Tensor]]]:

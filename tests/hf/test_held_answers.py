@@ -6,7 +6,7 @@ import torch
 
 from meshctl.hf.parity import SentWeights
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.sampling.answers import IDS, LOGPROBS, MAX_ANSWERS, HeldBySampler
+from meshctl.sampling.answers import HELD_VERSION, IDS, LOGPROBS, MAX_ANSWERS, UNSCORED, HeldBySampler
 
 
 def answers(count: int, first: int = 0) -> Batch:
@@ -32,31 +32,36 @@ class Scores:
         return Ragged((column.values != -100) * self.weight, column.offsets)
 
 
-def marked(sampler: HeldBySampler, batch: Batch, version: int, step: int, score: Scores) -> Batch:
-    return batch.with_columns(**sampler.marks(batch, version, step, score))
+def marked(sampler: HeldBySampler, batch: Batch) -> Batch:
+    return batch.with_columns(**sampler.marks(batch))
 
 
-def versions(batch: Batch, version: int) -> torch.Tensor:
-    return torch.full((len(batch),), version)
+def lengths(batch: Batch, name: str = IDS) -> list[int]:
+    return [len(row) for row in batch.columns[name].rows()]
 
 
-def test_a_sampler_holds_its_first_answers_and_scores_them_once_for_each_version() -> None:
+def test_a_sampler_holds_its_first_answers_and_sends_them_once_for_each_version() -> None:
     sampler, score = HeldBySampler(), Scores(-1.0)
-    assert sampler.marks(answers(2), None, 3, score) == {} == sampler.marks(answers(2), 2, 3, score)
-    first = marked(sampler, answers(6), 0, 2, score)
-    assert [len(row) for row in first.columns[IDS].rows()] == [3] * MAX_ANSWERS + [0] * 2
-    again = marked(sampler, answers(6, first=50), 0, 2, score)
-    assert torch.equal(again.columns[IDS].values, first.columns[IDS].values) and score.calls == 1
+    sampler.load(1, score)
+    assert score.calls == 0
+    first, second = marked(sampler, answers(6)), marked(sampler, answers(6, first=50))
+    assert lengths(first) == [3] * MAX_ANSWERS + [0] * 2 and lengths(second) == [0] * 6
+    assert first.columns[HELD_VERSION].tolist() == [UNSCORED] * 6
     score.weight = -2.0
-    later = marked(sampler, answers(2, first=70), 1, 3, score)
-    assert score.calls == 2 and first.names == answers(6).names
+    sampler.load(3, score)
+    none, later = marked(sampler, answers(0)), marked(sampler, answers(2, first=70))
+    assert score.calls == 1 and first.names == answers(6).names
     assert [row.tolist() for row in later.columns[LOGPROBS].rows()] == [[0, -2, -2]] * 2
-    none = marked(sampler, answers(0), 0, 2, score)
+    assert later.columns[HELD_VERSION].tolist() == [3, 3]
     assert none.columns.keys() == later.columns.keys() and len(none.columns[IDS]) == 0
+    assert lengths(marked(sampler, answers(2))) == [0, 0]
 
 
 def test_a_long_text_is_truncated() -> None:
-    found = marked(HeldBySampler(max_tokens=2), answers(5), 0, 2, Scores(-1.0))
+    sampler = HeldBySampler(max_tokens=2)
+    sampler.marks(answers(5))
+    sampler.load(2, Scores(-1.0))
+    found = marked(sampler, answers(5))
     assert [row.tolist() for row in found.columns[IDS].rows()] == [[9, 0], [9, 1], [9, 2], [9, 3], []]
     assert [row.tolist() for row in found.columns[LOGPROBS].rows()] == [[0, -1]] * 4 + [[]]
 
@@ -64,18 +69,16 @@ def test_a_long_text_is_truncated() -> None:
 def test_an_actor_compares_scores_of_the_same_version() -> None:
     sampler, actor, score = HeldBySampler(), SentWeights(), Scores(-3.0)
     actor.sent(1, score)
-    assert actor.differences(answers(2), versions(answers(2), 0)).tolist() == []
+    assert actor.differences(answers(2)).tolist() == []
     assert not actor.is_on and score.calls == 0
-    first = marked(sampler, answers(6), 0, 2, Scores(-1.0))
+    first = marked(sampler, answers(6))
     others = first.between(5, 6)  # those of a rank without held answers, which takes part
-    assert actor.differences(others, versions(others, 0)).tolist() == [] and actor.is_on
+    assert actor.differences(others).tolist() == [] and actor.is_on
     actor.sent(1, score)
     assert score.calls == 1
-    assert actor.differences(first, versions(first, 0)).tolist() == []
+    assert actor.differences(first).tolist() == []
     for step, weight in ((2, -3.0), (3, -4.0)):
         actor.sent(step, Scores(weight))
-    same = marked(sampler, answers(6), 2, 4, Scores(-3.5))
-    assert actor.differences(same, versions(same, 2)).tolist() == [0.5] * 8
-    other = marked(sampler, answers(6), 3, 5, Scores(-4.0))
-    assert actor.differences(other, versions(other, 3)).tolist() == [0.0] * 8
-    assert actor.differences(other, versions(other, 9)).tolist() == [], "it has not sent this version"
+    for version, own, expected in ((2, -3.5, [0.5] * 8), (3, -4.0, [0.0] * 8), (9, -4.0, [])):
+        sampler.load(version, Scores(own))  # of which the actor has sent all but the last
+        assert actor.differences(marked(sampler, answers(6))).tolist() == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ import torch
 
 from meshctl import Component, endpoint
 from meshctl.hf.decoding import HfStepper, Sampling, Stop
+from meshctl.hf.model import Model
 from meshctl.hf.sampler import Sampler
+from meshctl.sampling.answers import VERSION, VERSIONS
 from meshctl.sampling.continuous import Answer, Continuous, Request
-from tests.hf.test_sampler import ARCHITECTURES, CONFIG
+from tests.hf.test_sampler import ARCHITECTURES, CONFIG, prompts, sampler
+from tests.hf.test_sampler import logprobs as logprobs_of
 
 PROMPTS = [[97 + n for n in range(length)] for length in (5, 14, 2, 9, 1)]
 REQUESTS = [Request(prompt, [17 * n, 17 * n + 1]) for n, prompt in enumerate(PROMPTS)]
@@ -42,6 +47,39 @@ def test_prompts_that_join_running_answers_get_the_answers_that_they_get_alone(
     assert tokens(joined) == tokens(alone)
     assert len({len(one) for one in tokens(alone)}) > 3
     assert (logprobs(joined) - logprobs(alone)).abs().max() < 1e-12
+
+
+def test_answers_go_on_with_new_weights_and_say_which_sampled_each_token() -> None:
+    made = sampler(CONFIG, max_new_tokens=24, group_size=2, temperature=0.7)
+    actors = [Model({**CONFIG, "initializer_range": size}, dtype="float64") for size in (0.3, 0.2, 0.1)]
+    batch, steps = prompts((5, 9, 2)), 0
+    step = made.generator._stepper.step
+
+    def stepped() -> object:  # weights arrive in the middle of the answers
+        nonlocal steps
+        steps += 1
+        if steps in (5, 12):
+            made._loads = Thread(target=load, args=(steps,))
+            made._loads.start()
+            while not made.generator._pauses:
+                sleep(0.001)
+        return step()
+
+    def load(version: int) -> None:
+        made.place.version = version
+        made.load_weights(actors[0 if not version else 1 if version == 5 else 2].weights())
+
+    load(0)
+    made.generator._stepper.step = stepped  # type: ignore[method-assign]
+    found = made.sample(batch)
+    versions = torch.cat(list(found.columns[VERSIONS].rows()))
+    assert sorted({*versions.tolist()}) == [-1, 0, 5, 12]
+    for actor, version in zip(actors, (0, 5, 12), strict=True):
+        own = logprobs_of(actor, found, 0.7)
+        is_own = versions == version
+        assert (own - found["sampled_logprobs"].values)[is_own].abs().max() < 1e-10
+    oldest = [row[row >= 0].min() for row in found.columns[VERSIONS].rows()]
+    assert found.columns[VERSION].tolist() == oldest
 
 
 def run(made: HfStepper, arrivals: list[tuple[int, Request]]) -> list[Answer]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meshctl.sampling.continuous import Answer
 from meshctl.vllm import Sampler
-from meshctl.vllm.options import EngineOptions, Sampling
+from meshctl.vllm.options import EngineOptions, Sampled, Sampling
 
 
 class FakeEngine:
@@ -32,7 +32,7 @@ class FakeEngine:
         self.sampling = sampling
         self.requests.append((name, prompt, seed))
 
-    def step(self) -> list[tuple[str, Answer]]:
+    def step(self) -> list[tuple[str, Sampled]]:
         assert self.sampling
         self.calls.append("step")
         waiting, self.requests = self.requests, []
@@ -42,9 +42,10 @@ class FakeEngine:
     def abort(self, names: Sequence[str]) -> None:
         self.calls.append("abort")
 
-    def _answer(self, prompt: Sequence[int], sampling: Sampling) -> Answer:
+    def _answer(self, prompt: Sequence[int], sampling: Sampling) -> Sampled:
         tokens = [prompt[-1]] * sampling.max_new_tokens
-        return Answer(tokens, [-0.5] * len(tokens), self.finish_reason, (self.version,))
+        answer = Answer(tokens, [-0.5] * len(tokens), self.finish_reason)
+        return Sampled(answer, [self.version] * len(tokens))
 
     def score(self, texts: Sequence[Sequence[int]]) -> list[list[float]]:
         self.calls.append("score")

@@ -12,10 +12,10 @@ import torch
 from meshctl import Batch, DeviceMesh
 from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
-from meshctl.sampling.answers import IDS, LOGPROBS
+from meshctl.sampling.answers import IDS, LOGPROBS, VERSIONS
 from meshctl.sampling.continuous import Answer
 from meshctl.vllm import SamplerError
-from meshctl.vllm.options import Sampling
+from meshctl.vllm.options import Sampled, Sampling
 from meshctl.vllm.sampler import CHUNK_BYTES, chunks, with_tied_head
 from tests.vllm.fake_engine import FakeEngine, FakeSampler
 
@@ -167,15 +167,15 @@ def test_a_sync_updates_the_engine_and_its_version() -> None:
 def forgetful(self: FakeEngine, version: str) -> None: ...
 
 
-def stale(self: FakeEngine, prompt: Sequence[int], sampling: Sampling) -> Answer:
-    return Answer([65], [0.0], "length", ("default", "1"))
+def stale(self: FakeEngine, prompt: Sequence[int], sampling: Sampling) -> Sampled:
+    return Sampled(Answer([65, 66], [0.0, 0.0], "length"), ["default", "1"])
 
 
 @pytest.mark.parametrize(
     ("method", "function", "message"),
     [
         ("finish_update", forgetful, "weights of version default, and the last sync sent version 1"),
-        ("_answer", stale, "weights of version 1, default"),
+        ("_answer", stale, "weights of version default"),
     ],
 )
 def test_other_weights_than_those_of_the_sync_are_an_error(
@@ -246,21 +246,29 @@ def test_a_build_for_cpus_counts_as_the_library(tmp_path: Path) -> None:
 # Held answers
 
 
-def test_held_answers_are_scored_where_steps_are_between() -> None:
-    one = sampler()
-    one.place.version, one.place.step = 1, 3
-    found = one.sample(prompts([5, 6], [7]))
-    assert one.engine.calls[-2:] == ["step", "score"]
+def loaded(one: FakeSampler, version: int) -> FakeSampler:
+    one.place.version, one.place.step = version, version + 2
+    one.load_weights(iter(WEIGHTS))
+    return one
+
+
+def test_held_answers_are_scored_when_weights_arrive() -> None:
+    one = loaded(sampler(), 1)
+    first = one.sample(prompts([5, 6], [7]))
+    assert "score" not in one.engine.calls
+    found = loaded(one, 3).sample(prompts([9], [7]))
+    assert one.engine.calls[-2:] == ["score", "step"]
     rows = found.columns[LOGPROBS].rows()
     assert [row.tolist() for row in rows] == [[0, 0, -6, -6, -6], [0, -7, -7, -7]]
-    assert [row.tolist() for row in found.columns[IDS].rows()] == [
-        row.tolist() for row in found["input_ids"].rows()
-    ]
-    one.place.step = 2
+    assert [row.tolist() for row in found.columns[IDS].rows()] == rows_of(first, "input_ids")
+    assert rows_of(found, VERSIONS) == [[-1, 3, 3, 3], [-1, 3, 3, 3]]
+    one.place.step = 4
     assert LOGPROBS not in one.sample(prompts([5, 6])).columns
+
+
+def rows_of(batch: Batch, name: str) -> list[Any]:
+    return [row.tolist() for row in batch.columns[name].rows()]
 
 
 def test_answers_of_another_temperature_are_not_held() -> None:
-    one = sampler(temperature=0.7)
-    one.place.version, one.place.step = 1, 3
-    assert LOGPROBS not in one.sample(prompts([5, 6])).columns
+    assert LOGPROBS not in loaded(sampler(temperature=0.7), 1).sample(prompts([5, 6])).columns
