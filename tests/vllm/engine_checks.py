@@ -12,9 +12,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
+from time import sleep
 from typing import Any
 
 import torch
@@ -101,6 +103,34 @@ def syncs_change_the_log_probabilities() -> None:
             again = one.sample(prompts())  # the same prompts, which the prefix cache knows
             assert worst_difference(second, again, temperature) < TOLERANCE
             assert worst_difference(first, again, temperature) > 0.1
+
+
+def running_answers_go_on_with_new_weights() -> None:
+    first, second = model(TIED, 1), model(TIED, 2)
+    with sampler(max_new_tokens=12) as one:
+        step, loads, steps = one.generator._stepper.step, list[Thread](), count()
+
+        def load(of: nn.Module, version: int) -> None:
+            one.place.version = version
+            one.load_weights(iter(stored(of)))
+
+        def stepped() -> object:
+            if next(steps) == 4:
+                loads.append(Thread(target=load, args=(second, 7)))
+                loads[0].start()
+                while not one.generator._pauses:
+                    sleep(0.001)
+            return step()
+
+        load(first, 3)
+        one.generator._stepper.step = stepped  # type: ignore[assignment, method-assign]
+        found = one.sample(prompts())
+    columns = [found.columns[name].rows() for name in ("input_ids", "sampled_logprobs", "@versions")]
+    assert {*torch.cat(columns[2]).tolist()} == {-1, 3, 7}
+    for ids, logprobs, versions in zip(*columns, strict=True):
+        for of, version in ((first, 3), (second, 7)):
+            own = of(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            assert (own - logprobs[1:])[versions[1:] == version].abs().max() < TOLERANCE
 
 
 def an_adapter_is_sent_alone() -> None:
@@ -240,6 +270,7 @@ def ranks_sample_what_one_rank_samples() -> None:
 
 CHECKS: tuple[Callable[[], None], ...] = (
     syncs_change_the_log_probabilities,
+    running_answers_go_on_with_new_weights,
     an_adapter_is_sent_alone,
     the_distribution_is_truncated_before_the_log_probabilities,
     given_texts_are_scored,
