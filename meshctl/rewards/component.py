@@ -17,10 +17,13 @@ from meshctl.rewards.processes import Processes
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
+from meshctl.runtime.event_loop import PASS_CALL
 
 DROP: Literal["drop"] = "drop"
 TIMEOUT_S = 10.0
 """The default of `timeout_s` with worker processes."""
+MAX_FAILED = 64
+"""The number of samples of a rank that may fail in a row."""
 MAX_WARNINGS = 3
 """The failed samples of a step that have a warning of their own."""
 _log = logging.getLogger(__name__)
@@ -45,6 +48,7 @@ class Function(Component):
         workers: int = 1,
         timeout_s: float | None = None,
         on_error: Literal["drop"] | float = DROP,
+        drop_equal: bool = False,
     ) -> None:
         """Stores and checks the arguments. `setup` imports the functions. Raises `RewardError` for invalid
         arguments.
@@ -57,6 +61,8 @@ class Function(Component):
         timeout_s: the seconds after which the process of a sample is killed; None for 10. Without processes
             there is no limit.
         on_error: `drop` for the removal of a sample whose reward cannot be computed, or its reward.
+        drop_equal: whether groups of answers with equal rewards, whose advantages are 0, are dropped. In a
+            block with `take`, others take their place (dynamic sampling, Yu et al., 2025, arXiv:2503.14476).
         """
         check_arguments(FUNCTION, locals(), RewardError)
         if on_error != DROP and not (isinstance(on_error, (int, float)) and isfinite(on_error)):
@@ -68,7 +74,9 @@ class Function(Component):
             raise RewardError(str(error)) from None
         self._names = dict(columns or {})
         self._workers, self._timeout_s, self._on_error = workers, timeout_s or TIMEOUT_S, on_error
+        self._drop_equal = drop_equal
         self._scorer: Scorer | Processes | None = None
+        self._has_succeeded, self._failed_in_row = False, 0
 
     def setup(self) -> None:
         """Imports the functions, in `workers` processes or in this one. Raises `RewardError` if that
@@ -97,21 +105,32 @@ class Function(Component):
     def score(self, batch: Batch) -> Batch:
         """Returns the samples with a column `rewards`, float32 `[samples]`.
 
-        Logs `reward` and `reward_std`, the mean and the standard deviation over the samples of all ranks,
-        `failed`, the number of samples without a reward, and the means of the further numbers of the
-        functions. Raises `RewardError` if a column is missing, or if every sample of the step failed.
+        Logs `reward`, the mean over samples, `reward_std`, the mean over groups of the standard deviation in
+        a group, `failed`, the number of samples without a reward in the step (or the mean in a pass), with
+        `drop_equal` also `equal`, the fraction of groups that were dropped, and the means of the further
+        numbers of the functions. Raises `RewardError` if a column is missing, or if all samples fail: those
+        of a rank in its first step, or many in a row.
         """
         if self._scorer is None:
             self.setup()
         scores = self._scores(batch)
         self._warn(scores, batch)
-        self._log_metrics(scores, batch)
+        self._check_failures(scores, batch)
         if self._on_error == DROP:
             batch = batch.where([not one.failure for one in scores])
             rewards = [one.reward for one in scores if not one.failure]
         else:
             rewards = [float(self._on_error) if one.failure else one.reward for one in scores]
-        return batch.with_columns(rewards=torch.tensor(rewards, dtype=torch.float32))
+        batch = batch.with_columns(rewards=torch.tensor(rewards, dtype=torch.float32))
+        groups = _groups(batch)
+        self._log_metrics(scores, rewards, groups)
+        if not self._drop_equal:
+            return batch
+        equal = [rows for rows in groups if len({rewards[row] for row in rows}) == 1]
+        if groups:
+            self.log({"equal": len(equal) / len(groups)}, weight=len(groups))
+        dropped = {row for rows in equal for row in rows}
+        return batch.where([row not in dropped for row in range(len(batch))])
 
     def _scores(self, batch: Batch) -> list[Score]:
         assert self._scorer is not None
@@ -147,23 +166,40 @@ class Function(Component):
             shown = shown_ids([ids[row] for row in further])
             _log.warning("step %d: %d further samples failed: %s", self.step, len(further), shown)
 
-    def _log_metrics(self, scores: Sequence[Score], batch: Batch) -> None:
-        """Logs the metrics of all data ranks. Raises `RewardError` if every sample of the step failed."""
-        succeeded = [one for one in scores if not one.failure]
+    def _check_failures(self, scores: Sequence[Score], batch: Batch) -> None:
+        """Raises `RewardError` if all samples of a rank failed in its first step, or many in a row."""
         failed = [(row, one.failure) for row, one in enumerate(scores) if one.failure]
-        first = f"sample {shown_ids([batch.ids[failed[0][0]].tolist()])}: {failed[0][1]}" if failed else ""
-        own = [[one.reward for one in succeeded], len(failed), first]
-        everywhere = self.collective("dp", "fsdp").all_gather_object(own)
-        rewards = [reward for one in everywhere for reward in one[0]]
-        failures = sum(one[1] for one in everywhere)
-        if failures and not rewards:
-            first = next(one[2] for one in everywhere if one[2])
-            raise RewardError(f"all {failures} samples failed: {first}")
-        if rewards:
-            self.log({"reward": fmean(rewards), "reward_std": pstdev(rewards), "failed": failures})
+        if len(failed) < len(scores):
+            self._has_succeeded, self._failed_in_row = True, 0
+            return
+        self._failed_in_row += len(failed)
+        is_first = not self._has_succeeded and not PASS_CALL.get()
+        if failed and (is_first or self._failed_in_row >= MAX_FAILED):
+            first = f"sample {shown_ids([batch.ids[failed[0][0]].tolist()])}: {failed[0][1]}"
+            raise RewardError(f"all {self._failed_in_row} samples failed: {first}")
+
+    def _log_metrics(
+        self, scores: Sequence[Score], rewards: Sequence[float], groups: Sequence[Sequence[int]]
+    ) -> None:
+        succeeded = [one for one in scores if not one.failure]
+        failed = len(scores) - len(succeeded)  # of each data rank once a step, or of each pass
+        self.log({"failed": failed if PASS_CALL.get() else failed * self.mesh.data_size})
+        if succeeded:
+            self.log({"reward": fmean(one.reward for one in succeeded)}, weight=len(succeeded))
+            spreads = [pstdev(rewards[row] for row in rows) for rows in groups]
+            self.log({"reward_std": fmean(spreads)}, weight=len(spreads))
         for name in dict.fromkeys(name for one in succeeded for name in one.metrics):
             numbers = [one.metrics[name] for one in succeeded if name in one.metrics]
             self.log({name: fmean(numbers)}, weight=len(numbers))
+
+
+def _groups(batch: Batch) -> list[list[int]]:
+    """Returns the rows of each group of samples; all rows are one where the batch has no groups."""
+    ids = batch.group_ids
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for row in range(len(batch)):
+        rows.setdefault(() if ids is None else tuple(ids[row].tolist()), []).append(row)
+    return [*rows.values()]
 
 
 def _values(column: Column) -> list[Any]:

@@ -449,7 +449,6 @@ def set_log_level(level: str) -> None:
 
 if __name__ == "__main__":
     faulthandler.enable()  # the fork server does the same for its workers
-    process.set_title(f"{os.environ['MESHCTL_GROUP']}:{os.environ['RANK']}")
     process.register_stacks()
     if is_in_job():
         shield()

@@ -67,7 +67,7 @@ def test_the_parameters_name_the_columns(workers: int) -> None:
         scored = one.score(given)
     assert scored["rewards"].tolist() == [1.0, 0.0] and scored["rewards"].dtype == torch.float32
     assert scored.names == (*given.names, "rewards") and scored.ids.tolist() == given.ids.tolist()
-    assert one.metrics == {"reward": 0.5, "reward_std": 0.5, "failed": 0}
+    assert one.metrics == {"reward": 0.5, "reward_std": 0.0, "failed": 0}  # each prompt has one answer
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -96,7 +96,17 @@ def test_functions_are_added_with_their_weights(workers: int) -> None:
 def test_further_numbers_of_one_function_are_metrics() -> None:
     with judge(function=f"{MODULE}.several", options={"scale": 2}, workers=0) as one:
         one.score(batch_of("a b", "c"))
-    assert one.metrics == {"reward": 4.0, "reward_std": 2.0, "failed": 0, "words": 1.5}
+    assert one.metrics == {"reward": 4.0, "reward_std": 0.0, "failed": 0, "words": 1.5}
+
+
+def test_groups_with_equal_rewards_are_dropped() -> None:
+    groups = Batch({"response": ["4", "5", "6"], "solution": ["4"] * 3}, ids=torch.arange(7, 10)).repeat(2)
+    answers = groups.with_columns(response=["4", "5", "5", "6", "4", "4"])
+    with judge(function=f"{MODULE}.plain", workers=0, drop_equal=True) as one:
+        scored = one.score(answers)
+    assert scored.ids.tolist() == [[7, 0], [7, 1]] and scored["rewards"].tolist() == [1.0, 0.0]
+    assert one.metrics["equal"] == pytest.approx(2 / 3)
+    assert one.metrics["reward_std"] == pytest.approx(0.5 / 3)
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -4,6 +4,7 @@ the run."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,5 +91,7 @@ def test_samples_without_a_reward_are_dropped_and_reported(folder: Path) -> None
 def test_a_reward_that_always_fails_ends_the_run(folder: Path) -> None:
     done = meshctl(folder, "launch", "recipe.yaml", "components.judge.args.function=scores.broken")
     assert done.returncode == 5
-    reason = "step 1: all 16 samples failed: sample 0.0: `scores.broken` raised ValueError: no reward for 0"
-    assert reason in done.stderr and "Traceback" not in done.stderr
+    reason = (
+        r"step 1: all 8 samples failed: sample (0|4)\.0: `scores.broken` raised ValueError: no reward for"
+    )
+    assert re.search(reason, done.stderr) and "Traceback" not in done.stderr
