@@ -29,7 +29,7 @@ MAX_WAIT_S = 0.02
 WARNING_S = 60.0
 """Seconds after which a step that waits for a pass says so; then twice as many, and so on."""
 MANY_EMPTY = 10
-"""A step that has dropped this many times as many passes as it takes says so."""
+"""The first step that has dropped this many times as many passes as it takes says so."""
 
 
 class TakenCall(Call):
@@ -64,7 +64,7 @@ class TakenCall(Call):
             )
             for one in self._stages
         }
-        self._advances = 0
+        self._advances, self._has_warned = 0, context.rank > 0  # one rank warns
 
     def begin(self, position: TakePosition) -> None:
         """Begins with the passes of a position, which are dealt again."""
@@ -98,7 +98,7 @@ class TakenCall(Call):
     def _take(self, step: int) -> Any:
         """Returns the samples of the own passes that the step takes, in the order of their ids; END if it
         takes none of them."""
-        taking, begin, warned_at, is_warned = self._taking, perf_counter(), WARNING_S, False
+        taking, begin, warned_at = self._taking, perf_counter(), WARNING_S
         taking.begin(step)
         while not taking.is_full:
             for number, rank in taking.deal(self._last).items():
@@ -108,8 +108,8 @@ class TakenCall(Call):
                 taking.receive(self._exchanged(self._ended_row()))
             except RowError as error:
                 raise StageError(f"`{self._block.name}`: the ranks disagree: {error}") from None
-            if not is_warned and len(taking.empty) >= MANY_EMPTY * self._block.take:
-                is_warned = True
+            if not self._has_warned and len(taking.empty) >= MANY_EMPTY * self._block.take:
+                self._has_warned = True
                 self._say(f"step {step} has dropped {len(taking.empty)} passes without samples")
             if not taking.is_full:
                 self._wait(MAX_WAIT_S)

@@ -15,7 +15,9 @@ from meshctl.run.directory import RunDir
 PARTS = """
 import asyncio
 import json
+import os
 import random
+import signal
 import time
 
 import torch
@@ -38,9 +40,15 @@ class Works(Component):
 
 
 class Judges(Component):
+    def __init__(self, dies: bool = False):
+        self.dies = dies
+
     @endpoint
     def score(self, batch: Batch) -> Batch:
         time.sleep(0.001)
+        is_due = (self.run_dir / "checkpoints" / "latest").exists()
+        if self.dies and self.world_size == 3 and self.rank == 2 and is_due:
+            os.kill(os.getpid(), signal.SIGKILL)
         kept = [row for row, number in enumerate(batch["n"].tolist()) if number % 5 != 3]
         return batch.take(kept)
 
@@ -129,3 +137,13 @@ def test_a_run_goes_on_with_other_numbers_of_ranks_and_another_age(folder: Path)
         words = [f"groups.roll.ranks={ranks}", f"pipeline.passes.repeat.ahead={ahead}", f"run.steps={steps}"]
         running.begin(str(running.run.path), *words, "run.accept=[pipeline]").done()
     check_numbers(running.run, 20)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_worker_that_is_lost_for_good(folder: Path) -> None:
+    running = Running(folder, "elastic")
+    words = ["groups.roll.ranks=3", "+run.elastic.roll.min_ranks=2", "+components.judges.args.dies=true"]
+    running.begin("recipe.yaml", "run.steps=16", "name=elastic", *words).done()
+    check_numbers(running.run, 16)
+    sizes = [event.value.get("sizes") for event in running.events("restarted")]
+    assert {"roll": [3, 2]} in sizes

@@ -280,7 +280,8 @@ def restartable_sources_have_lengths(facts: Facts, group: Restartable) -> Iterat
     bounding = bounding_sources(facts.recipe.pipeline.values())
     for stage in facts.recipe.pipeline.values():
         is_own = _group_of(facts, stage.component) == group.name
-        if not stage.is_source or not (stage.name in bounding or (stage.block and is_own)):
+        is_repeated = bool(stage.block) and is_own and not facts.recipe.blocks[stage.block].take
+        if not stage.is_source or not (stage.name in bounding or is_repeated):
             continue
         found = facts.class_of(stage.component)
         if found is not None and found.is_complete and "__len__" not in found.methods:
@@ -316,6 +317,18 @@ def restartable_routes_reopen(facts: Facts, group: Restartable) -> Iterator[Diag
             seconds = (facts.key("pipeline", stage.name),)
             yield Diagnostic("MC333", message, _restartable(facts, group), seconds, help)
             return
+
+
+def restartable_has_no_passes(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
+    """Which passes a step takes depends on their times, so other groups may have a part of a step that a
+    restarted group would not repeat."""
+    for block in facts.recipe.blocks.values():
+        stages = [facts.recipe.pipeline[name] for name in block.stages]
+        if block.take and any(_group_of(facts, stage.component) == group.name for stage in stages):
+            message = f"`{group.name}` cannot restart alone: it runs the passes of block `{block.name}`"
+            seconds = (facts.key("pipeline", block.name),)
+            help = "remove `restartable`: the run restarts as a whole, and its open passes with it"
+            yield Diagnostic("MC333", message, _restartable(facts, group), seconds, help)
 
 
 def restartable(facts: Facts) -> Iterator[DeviceGroup]:
