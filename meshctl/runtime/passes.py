@@ -240,14 +240,23 @@ class Passes:
         ]
         self.running: dict[int, Pass] = {}
         """The passes that run, by number."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The tasks of the passes, to which an event loop has weak references only."""
         self._ended: list[Pass] = []
         self._has_ended = threading.Event()
         self.failed: PassFailed | None = None
 
-    def begin(self, number: int) -> None:
-        """Begins a pass."""
-        one = self.running[number] = Pass(number, self._stages[0].stage.name, perf_counter())
-        asyncio.run_coroutine_threadsafe(self._run(one), event_loop())
+    def begin(self, numbers: Sequence[int]) -> None:
+        """Begins passes."""
+        now, first = perf_counter(), self._stages[0].stage.name
+        passes = [Pass(number, first, now) for number in numbers]
+        self.running |= {one.number: one for one in passes}
+
+        def begin() -> None:
+            self._tasks.update(event_loop().create_task(self._run(one)) for one in passes)
+
+        if passes:
+            event_loop().call_soon_threadsafe(begin)
 
     def ended(self) -> list[Pass]:
         """Returns the passes that have ended since the last call."""
@@ -276,5 +285,7 @@ class Passes:
             if isinstance(error, BatchError):
                 error = StageError(str(error))
             self.failed = self.failed or PassFailed(one.stage, one.number, error)
+        if task := asyncio.current_task():
+            self._tasks.discard(task)
         self._ended.append(one)
         self._has_ended.set()

@@ -52,6 +52,8 @@ class TakenCall(Call):
         self._data_plane = context.transport
         names = [one.name for one in plan.blocks]
         self._tag = (2 * len(plan.routes) + names.index(block.name)) * TAGS_PER_ROUTE
+        self._dealt: list[int] = []
+        """The own passes that have not begun. While a step takes passes that are ready, no others begin."""
         self._ready: dict[int, Batch] = {}
         """The samples of own passes that are ready and not taken."""
         self._unsent: tuple[list[int], list[int]] = [], []
@@ -74,7 +76,8 @@ class TakenCall(Call):
                 self._ready[number] = position.ready[number]
                 self._unsent[0].append(number)
             else:
-                self._passes.begin(number)
+                self._dealt.append(number)
+        self._begin_dealt()
 
     def position(self) -> TakePosition:
         """The passes between two steps."""
@@ -90,7 +93,13 @@ class TakenCall(Call):
         called = perf_counter()
         self._state.report.add_times(self.stage.name, 0.0, called - begin)
         weight = float(len(value)) if isinstance(value, Batch) else 0.0
-        return self._send(outputs, value, step, weight, called)
+        has_ended = self._send(outputs, value, step, weight, called)
+        self._begin_dealt()
+        return has_ended
+
+    def _begin_dealt(self) -> None:
+        self._passes.begin(self._dealt)
+        self._dealt.clear()
 
     def _has_ended(self, outputs: Sequence[Channel], all_ended: bool) -> bool:
         return False
@@ -101,9 +110,8 @@ class TakenCall(Call):
         taking, begin, warned_at = self._taking, perf_counter(), WARNING_S
         taking.begin(step)
         while not taking.is_full:
-            for number, rank in taking.deal(self._last).items():
-                if rank == self._me:
-                    self._passes.begin(number)
+            dealt = taking.deal(self._last)
+            self._dealt += [number for number, rank in dealt.items() if rank == self._me]
             try:
                 taking.receive(self._exchanged(self._ended_row()))
             except RowError as error:
@@ -112,6 +120,7 @@ class TakenCall(Call):
                 self._has_warned = True
                 self._say(f"step {step} has dropped {len(taking.empty)} passes without samples")
             if not taking.is_full:
+                self._begin_dealt()
                 self._wait(MAX_WAIT_S)
                 self._advance()
             if perf_counter() - begin > warned_at:
