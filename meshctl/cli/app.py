@@ -122,7 +122,7 @@ def init(
         str,
         option(
             "Kind: train, grpo, distill or script; for Hugging Face models sft, sft_lora, dpo, reward_model, "
-            "grpo_hf, grpo_vllm, ppo or distill_on_policy.",
+            "grpo_hf, grpo_vllm, grpo_free, ppo or distill_on_policy.",
             KINDS,
         ),
     ] = "",

@@ -34,6 +34,7 @@ KINDS = {
     "reward_model": "a Hugging Face model learns to score answers",
     "grpo_hf": "a Hugging Face model learns from rewards (GRPO)",
     "grpo_vllm": "the same with vLLM as the sampler",
+    "grpo_free": "the same with rollouts of their own pace",
     "ppo": "the same with a critic (PPO)",
     "distill_on_policy": "a student learns from a teacher on its own answers",
 }
@@ -42,12 +43,19 @@ RECIPES = {
     "sft_lora": ("rot13/chats.jsonl",),
     "dpo": ("rot13/pairs.jsonl",),
     "reward_model": ("rot13/pairs.jsonl",),
-    **dict.fromkeys(("grpo_hf", "grpo_vllm", "ppo"), ("alphabet/prompts.jsonl", "alphabet/reward.py")),
+    **dict.fromkeys(
+        ("grpo_hf", "grpo_vllm", "grpo_free", "ppo"), ("alphabet/prompts.jsonl", "alphabet/reward.py")
+    ),
     "distill_on_policy": ("rot13/pairs.jsonl", "rot13/chats.jsonl", "rot13/reward.py"),
 }
 """Kind with a recipe of the folder `recipes/` -> its data."""
-ROLLOUTS = {"grpo_hf": "rollouts", "grpo_vllm": "rollouts", "ppo": "rollouts", "distill_on_policy": "distill"}
-"""Kind of `RECIPES` with the groups `rollout` and `judge` beside `train` -> the config group with these."""
+ROLLOUTS = {
+    **dict.fromkeys(("grpo_hf", "grpo_vllm", "ppo"), "rollouts"),
+    "grpo_free": "free",
+    "distill_on_policy": "distill",
+}
+"""Kind of `RECIPES` with the group `rollout` beside `train`, and mostly with `judge` -> the config group with
+these."""
 NAMES = {"grpo_hf": "grpo", "grpo_vllm": "grpo"}
 """Kind -> name of its recipe in the folder `recipes/`, where it differs."""
 VLLM_PYTHON = ".venv-vllm/bin/python"
@@ -97,7 +105,7 @@ class Choice:
         if self.kind == "distill_on_policy":
             quarter = max(1, self.ranks // 4)
             return {"rollout": quarter, "teacher": quarter, "train": max(1, self.ranks - 2 * quarter)}
-        if self.has_judge:
+        if self.kind in ("grpo", *ROLLOUTS):
             return {"rollout": half, "train": max(1, self.ranks - half)}
         if self.kind == "distill":
             return {"teacher": half, "student": max(1, self.ranks - half)}
@@ -110,7 +118,7 @@ class Choice:
 
     @property
     def has_judge(self) -> bool:
-        return self.kind in ("grpo", *ROLLOUTS)
+        return self.kind in {"grpo", *ROLLOUTS} - {"grpo_free"}
 
     @property
     def workers(self) -> int:
@@ -127,9 +135,10 @@ def check(choice: Choice) -> None:
         raise WrongChoice(f"{choice.kind} has held-out data for at most {MAX_RECIPE_RANKS} ranks")
     if choice.device == "mps" and choice.ranks > 1:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
-    if choice.device == "cpu" and choice.ranks < len(choice.shares):
+    is_shared = choice.device != "cpu" and choice.kind != "grpo_free"
+    if not is_shared and choice.ranks < len(choice.shares):
         raise WrongChoice(
-            f"{choice.kind} has the groups {listed(choice.shares)}: on cpu it needs at least "
+            f"{choice.kind} has the groups {listed(choice.shares)}: on {choice.device} it needs at least "
             f"{len(choice.shares)} ranks"
         )
     if choice.layout and choice.kind == "script":
