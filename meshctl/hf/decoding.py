@@ -1,5 +1,5 @@
-"""How a model of transformers generates answers: the distribution of tokens, the ends of answers, and a
-stepper whose prompts join the rows that are running.
+"""The generation of answers with a model of transformers: the distribution of tokens, the ends of answers,
+and a stepper whose prompts join the rows that are running.
 
     prompts --one forward pass--> cache, one row for each prompt
             --copied for each answer--> joins the cache of the running answers, padded at its beginning

@@ -34,7 +34,7 @@ VERSIONS = MARK + "versions"
 
 
 class Logged(NamedTuple):
-    """What an endpoint has logged in a pass."""
+    """Numbers that an endpoint has logged in a pass."""
 
     stage: str
     values: Mapping[str, float]

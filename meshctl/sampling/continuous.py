@@ -43,7 +43,7 @@ class Answer:
 
 
 class Stepper(Protocol):
-    """What generates answers, step by step. One thread calls it."""
+    """An engine that generates answers step by step. One thread calls it."""
 
     def add(self, key: Any, request: Request) -> None: ...
 

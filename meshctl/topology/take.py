@@ -1,4 +1,4 @@
-"""Which finished passes a step takes: the state of a block with `repeat: {take, ahead, late}`.
+"""The choice of the finished passes that a step takes, in a block with `repeat: {take, ahead, late}`.
 
 A pass is the work on one sample of the block's source. All data ranks keep the same state, and change it by
 the same rows, one of each rank, so that all decide the same:

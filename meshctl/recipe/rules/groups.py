@@ -320,8 +320,8 @@ def restartable_routes_reopen(facts: Facts, group: Restartable) -> Iterator[Diag
 
 
 def restartable_has_no_passes(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
-    """Which passes a step takes depends on their times, so other groups may have a part of a step that a
-    restarted group would not repeat."""
+    """No pass runs on a restartable group. The passes that a step takes depend on their times, so other
+    groups may have a part of a step that a restarted group would not repeat."""
     for block in facts.recipe.blocks.values():
         stages = [facts.recipe.pipeline[name] for name in block.stages]
         if block.take and any(_group_of(facts, stage.component) == group.name for stage in stages):
