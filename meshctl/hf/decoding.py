@@ -126,6 +126,9 @@ class Rows:
     is_open: Tensor
     """bool `[rows]`: False for an answer that has ended."""
 
+    def __post_init__(self) -> None:
+        self.numbers = torch.arange(len(self.names), device=self.logits.device)
+
     def select(self, kept: Tensor) -> None:
         """Keeps these of the rows. `kept` is int64."""
         self.forward.select(kept)
@@ -136,6 +139,7 @@ class Rows:
         self.changes = [self.changes[row] for row in numbers]
         for name in TENSORS:
             setattr(self, name, getattr(self, name)[kept])
+        self.numbers = self.numbers[: len(numbers)]
 
     def join(self, other: Rows) -> None:
         """Adds the rows of `other`."""
@@ -145,6 +149,7 @@ class Rows:
         self.changes += other.changes
         for name in TENSORS:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        self.numbers = torch.arange(len(self.names), device=self.logits.device)
 
 
 def _versions(changes: Sequence[tuple[int, int]], length: int) -> list[int]:
@@ -213,8 +218,9 @@ class HfStepper:
                 self._rows.join(new)
         rows = self._rows
         assert rows is not None
-        every = torch.arange(len(rows.names), device=rows.position.device)
-        at = every, rows.position.clamp(max=self._max_new_tokens - 1)
+        at = rows.numbers, rows.position
+        if self._open < len(rows.names):  # an ended answer may have all of its tokens
+            at = rows.numbers, rows.position.clamp(max=self._max_new_tokens - 1)
         logprobs = self._sampling.logprobs(rows.logits)
         tokens = self._sampling.draw(logprobs, rows.random[at])
         rows.tokens[at], rows.logprobs[at] = tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshctl.topology.take import Row, RowError, Taking
 
-PASSES = int(os.environ.get("MESHCTL_TAKE_PASSES", "200"))
+PASSES = int(os.environ.get("MESHCTL_TAKE_PASSES", "120"))
 """The approximate number of passes of each run; more in `make nightly`."""
 
 
@@ -69,7 +69,7 @@ class Ranks:
     empties=st.sampled_from([0.0, 0.3, 0.8]),
     seed=st.integers(0, 2**32),
 )
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 def test_each_number_is_trained_once_within_its_bound(
     take: int, ahead: int, late: int, empties: float, seed: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_each_number_is_trained_once_within_its_bound(
 
 def test_the_bound_is_reached() -> None:
     ages = list[int]()
-    for seed in range(20):
+    for seed in range(8):
         ranks = Ranks((3, 1, 1), Random(seed))
         for step in range(1, 40):
             ranks.step(step, 99, 0.0)
