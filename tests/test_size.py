@@ -19,7 +19,7 @@ ROOMS = {
     "data": 2828,
     "diagnostics": 268,
     "engines": 12500,
-    "hf": 6018,
+    "hf": 6017,
     "losses": 1144,
     "network": 460,
     "plan": 2631,
@@ -27,7 +27,7 @@ ROOMS = {
     "rewards": 958,
     "run": 3847,
     "runtime": 16329,
-    "sampling": 503,
+    "sampling": 513,
     "text": 630,
     "topology": 4232,
     "trackers": 1088,
@@ -35,8 +35,8 @@ ROOMS = {
     "vllm": 878,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 85_548
-TESTS = 63_525
+TOTAL = 85_557
+TESTS = 63_527
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

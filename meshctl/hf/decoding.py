@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass as mutable
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ class Stop:
         return max(len(text.encode()) for text in self.texts) + TEXT_MARGIN
 
 
-@mutable(eq=False)
+@dataclass(eq=False)
 class Waiting:
     """Answers that have not begun."""
 
@@ -103,7 +102,7 @@ class Waiting:
     """The index and the seed of each answer."""
 
 
-@mutable(eq=False)
+@dataclass(eq=False)
 class Rows:
     """The answers that are running, and of those that have ended some that are still in the cache."""
 

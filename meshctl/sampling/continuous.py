@@ -11,11 +11,14 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
+from meshctl.dataclass import dataclass
 from meshctl.runtime.event_loop import Advances, start_thread
 
+IDLE_S = 1.0
+"""Seconds without a call after which the thread ends, so that it keeps no model that nobody uses."""
 UNKNOWN = -1
 """The version of weights that no sync has sent."""
 
@@ -137,7 +140,10 @@ class Continuous:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or (not self._pauses and self._has_work))
+                while not self._changed.wait_for(lambda: self._is_closed or self._may_step, IDLE_S):
+                    if not self._has_work:
+                        self._thread = None  # the next call starts another one
+                        return
                 if self._is_closed:
                     return
                 new, self._new, self._is_stepping = self._new, [], True
@@ -148,6 +154,10 @@ class Continuous:
                 self._changed.notify_all()
             for call in ended:
                 call.future.set_result([call.answers[key] for key in sorted(call.answers)])
+
+    @property
+    def _may_step(self) -> bool:
+        return self._has_work and not self._pauses
 
     @property
     def _has_work(self) -> bool:

@@ -128,7 +128,7 @@ def in_threads(
         with meeting:
             meeting.notify_all()
 
-    def save(step: int, given: Mapping[str, int]) -> None:
+    def save(step: int, given: Mapping[str, int], takes: object) -> None:
         meet(plan.component(next(iter(own.components))).group, step)
         checkpoint = saved.setdefault(step, Saved(step))
         workers[step] += 1

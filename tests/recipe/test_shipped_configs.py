@@ -134,7 +134,8 @@ def test_every_shipped_option_is_used_here() -> None:
         "model": MODELS,
         "sampler": ("hf", "vllm"),  # tests/recipes/test_launch.py makes plans with these
         **dict.fromkeys(
-            ("long_context", "moe_ep", "twinkle_flow", "scale", "rollouts", "distill"), ("laptop", "node8")
+            ("long_context", "moe_ep", "twinkle_flow", "scale", "rollouts", "free", "distill"),
+            ("laptop", "node8"),
         ),
     }
     assert options == {f"{group}/{option}" for group, table in used.items() for option in table}

@@ -46,7 +46,7 @@ def test_a_wait_advances_while_files_grow(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "fsync", wait_and_sync)
     run, weight = RunDir(tmp_path / "run"), torch.ones(3)
     writer = writer_of(run, weight, Checkpoint(is_async=True), advanced)
-    writer.save(2, {})
+    writer.save(2, {}, {})
     weight.zero_()
     writer.wait()
     assert names(run) == [("saving", 2), ("saved", 2)]
@@ -55,7 +55,7 @@ def test_a_wait_advances_while_files_grow(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_without_options_nothing_is_in_flight(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    writer_of(run, torch.ones(3), Checkpoint(), threading.Event()).save(2, {})
+    writer_of(run, torch.ones(3), Checkpoint(), threading.Event()).save(2, {}, {})
     assert names(run) == [("saved", 2)]
 
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_that_cannot_be_written_is_unsaved(tmp_path: Path) -> None:
     writer = writer_of(run, torch.ones(1), Checkpoint(is_async=True), threading.Event())
     run.checkpoint(2).parent.mkdir(parents=True)
     run.checkpoint(2).touch()  # a file where the folder belongs
-    writer.save(2, {})
+    writer.save(2, {}, {})
     writer.wait()
     [saving, unsaved] = Follower(run.events).new()
     assert (saving.name, unsaved.name) == ("saving", "unsaved")
