@@ -22,11 +22,11 @@ ROOMS = {
     "hf": 6017,
     "losses": 1144,
     "network": 460,
-    "plan": 2631,
+    "plan": 2635,
     "recipe": 16682,
     "rewards": 958,
     "run": 3847,
-    "runtime": 16329,
+    "runtime": 16363,
     "sampling": 513,
     "text": 630,
     "topology": 4232,
@@ -35,8 +35,8 @@ ROOMS = {
     "vllm": 878,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 85_557
-TESTS = 63_527
+TOTAL = 85_595
+TESTS = 63_594
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

@@ -248,6 +248,10 @@ class Plan:
         """Returns whether a stage runs in passes of their own pace."""
         return bool(stage.block) and self.block(stage.block).take > 0
 
+    def is_in_passes(self, component: str) -> bool:
+        """Returns whether passes of their own pace call a component."""
+        return any(self.is_of_take(stage) for stage in self.stages if stage.component == component)
+
     def is_into_block(self, route: Route) -> bool:
         """Returns whether a route leads into a block from a stage outside of it."""
         block, source = self.stage(route.target).block, self._stages.get(route.source)

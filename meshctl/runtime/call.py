@@ -6,6 +6,7 @@ What does not change between steps is computed once, when the loop is made.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from time import perf_counter
@@ -21,7 +22,7 @@ from meshctl.run.settings import end_of_data
 from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.checks import Borrowed, PeerCheck
-from meshctl.runtime.component import context_of, endpoint_of
+from meshctl.runtime.component import context_of, coroutine_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
 from meshctl.runtime.loop_context import LoopContext, StepState
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
@@ -41,6 +42,16 @@ RouteKey = tuple[str, str, str]
 Channels = Mapping[RouteKey, Channel]
 """Ends of data routes."""
 NOTHING_HELD: Mapping[RouteKey, HeldInput] = MappingProxyType({})
+
+
+def exclusive(endpoint: Callable[..., Any], in_use: threading.RLock) -> Callable[..., Any]:
+    """Returns an endpoint that no pass calls at the same time."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        with in_use:
+            return endpoint(*arguments, **named)
+
+    return call
 
 
 class Call:
@@ -78,7 +89,10 @@ class Call:
         self.held = tuple(end for (_, target, _), end in held.items() if target == stage.name)
         """The inputs that a block receives once."""
         self._component, self._context = component, context_of(component)
-        self._endpoint = context.transport.turn.during(getattr(component, stage.method))
+        endpoint = getattr(component, stage.method)
+        if context.plan.is_in_passes(stage.component) and not coroutine_of(component, stage.method):
+            endpoint = exclusive(endpoint, self._context.in_use)
+        self._endpoint = context.transport.turn.during(endpoint)
         run = self._context.run_dir
         self._metrics = StageMetrics(stage, mesh, rank, state, context.events, run, collect, execute)
         words = context.plan.seed, stage.component, stage.name, self._data_rank

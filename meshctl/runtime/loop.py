@@ -12,7 +12,7 @@ between two steps. Where a stream may end the run, the order of stages is that o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -82,6 +82,8 @@ class Loop:
         self._ends: list[Channel | WeightChannel] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
         self._calls = self._calls_of(self._stages, self._data)
+        ours = context.components.items()
+        self._in_passes = [one for name, one in ours if self._plan.is_in_passes(name)]
         self._takes = [call for call in self._calls.values() if isinstance(call, TakenCall)]
         self._programs: dict[Set[str], Program] = {}
         """The stages that run in a step -> this worker's program."""
@@ -389,8 +391,9 @@ class Loop:
             received = end.receive(step)
             component = self._component(stage, stage.to)
             context_of(component).version = received.sent_step
-            load = getattr(component, stage.to_method)
-            self._turn.during(load)(self._turn.read(received.value))
+            with self._without_passes():
+                load = getattr(component, stage.to_method)
+                self._turn.during(load)(self._turn.read(received.value))
             if left := [f"`{name}`" for name, _ in received.value]:
                 raise StageError(
                     f"`{stage.to}.{stage.to_method}` left {', '.join(left[:3])} of its stream unread"
@@ -414,8 +417,17 @@ class Loop:
     def _at_checkpoint(self, step: int, act: Callable[[], None]) -> None:
         self._state.at = ("checkpoint", step)
         self._context.progress.enter(Activity.SAVING, -1, perf_counter())
-        self._turn.during(act)()
+        with self._without_passes():
+            self._turn.during(act)()
         self._state.at = ("", step)
+
+    @contextmanager
+    def _without_passes(self) -> Iterator[None]:
+        """Returns a context in which no pass calls an ordinary method of a component."""
+        with ExitStack() as stack:
+            for component in self._in_passes:
+                stack.enter_context(context_of(component).in_use)
+            yield
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:
         """Lets the consumers of a sync catch up with its producers, for any lag. `is_outdated` is whether the

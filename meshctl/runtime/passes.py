@@ -25,7 +25,7 @@ import torch
 from meshctl.plan.model import Stage
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
-from meshctl.runtime.component import Component, coroutine_of, endpoint_of
+from meshctl.runtime.component import Component, context_of, coroutine_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
 from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, event_loop
 
@@ -78,7 +78,7 @@ class PassStage:
         self._has_old_weights = has_old_weights
         self._named = f"{stage.component}.{stage.method}"
         self._coroutine = coroutine_of(component, stage.method)
-        self._endpoint = getattr(component, stage.method)
+        self._endpoint, self._in_use = getattr(component, stage.method), context_of(component).in_use
         declared = endpoint_of(type(component), stage.method)
         self._retries = declared.retry if declared else 0
         self._waiting: list[tuple[Pass, _Arguments, asyncio.Future[Batch]]] = []
@@ -129,7 +129,9 @@ class PassStage:
         PASS_CALL.set(self._pass_call(passes[0]))
         while True:
             try:
-                value = self._checked(self._endpoint(*whole.positional, **whole.named), whole)
+                with self._in_use:
+                    returned = self._endpoint(*whole.positional, **whole.named)
+                value = self._checked(returned, whole)
                 break
             except Exception as error:
                 failed += 1

@@ -7,6 +7,7 @@ a notebook or a test it is alone: a mesh of one rank.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -65,6 +66,8 @@ class RankContext:
     """Returns the group's ranks by node. Without it, all ranks are on one node."""
     progress: Progress = field(default_factory=Progress)
     """The worker's progress record, in which collectives are counted."""
+    in_use: threading.RLock = field(default_factory=threading.RLock)
+    """Held while ordinary methods of the component run, where passes call it beside the program."""
     known_location: Location | None = None
     """The location, if the environment states it; None if it follows from `nodes`."""
 

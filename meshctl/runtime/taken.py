@@ -3,6 +3,7 @@ samples are the value of the step (`topology.take`), and each gives those of its
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from time import perf_counter
@@ -27,7 +28,7 @@ from meshctl.topology.take import Row, RowError, Taking
 MAX_WAIT_S = 0.02
 """The longest wait for an own pass before the ranks exchange rows again."""
 WARNING_S = 60.0
-"""Seconds after which a step that waits for a pass says so; then twice as many, and so on."""
+"""Seconds after which a step that waits for a pass says so, or half of `run.patience`; then twice as many."""
 MANY_EMPTY = 10
 """The first step that has dropped this many times as many passes as it takes says so."""
 
@@ -67,6 +68,7 @@ class TakenCall(Call):
             for one in self._stages
         }
         self._advances, self._has_warned = 0, context.rank > 0  # one rank warns
+        self._warning_s = min(WARNING_S, (plan.run.patience or math.inf) / 2)
 
     def begin(self, position: TakePosition) -> None:
         """Begins with the passes of a position, which are dealt again."""
@@ -107,7 +109,7 @@ class TakenCall(Call):
     def _take(self, step: int) -> Any:
         """Returns the samples of the own passes that the step takes, in the order of their ids; END if it
         takes none of them."""
-        taking, begin, warned_at = self._taking, perf_counter(), WARNING_S
+        taking, begin, warned_at = self._taking, perf_counter(), self._warning_s
         taking.begin(step)
         while not taking.is_full:
             dealt = taking.deal(self._last)
@@ -199,14 +201,15 @@ class TakenCall(Call):
             add(self.stage.name, {name: float(number) for name, number in counts.items()}, 1.0, "mean")
 
     def _report_slow(self, step: int, seconds: float) -> None:
-        """Names the oldest open pass, if it runs here."""
-        if not self._taking.open:
-            return
-        number, one = next(iter(self._taking.open.items()))
-        if one.rank == self._me and number in self._passes.running:
+        """Names the oldest open pass. The rank that runs it also names its stage."""
+        number, one = next(iter(self._taking.open.items()), (0, None))
+        waited = f"step {step} has waited {seconds:.0f} s for pass {number}"
+        if one and one.rank == self._me and number in self._passes.running:
             running = self._passes.running[number]
             name, here = running.stage.rpartition(".")[2], perf_counter() - running.since
-            self._say(f"step {step} has waited {seconds:.0f} s for pass {number}, {here:.0f} s in `{name}`")
+            self._say(f"{waited}, {here:.0f} s in `{name}`")
+        elif one and self._me == 0:
+            self._say(f"{waited} of {self._data_plane.name_of(self._job_ranks[one.rank])}")
 
     def _say(self, text: str) -> None:
         print(f"meshctl: `{self._block.name}`: {text}", file=sys.stderr)

@@ -4,6 +4,7 @@ is trained once or was dropped, never older than its bound."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,38 @@ class Works(Component):
         return batch.repeat(2)
 
 
+class Fails(Component):
+    def __init__(self, how: str):
+        self.how = how
+
+    @endpoint
+    async def work(self, batch: Batch) -> Batch:
+        if int(batch["n"][0]) == 13:
+            if self.how == "hangs":
+                await asyncio.sleep(10**6)
+            if self.how == "raises":
+                raise KeyError("no such thing")
+            if self.how == "collects":
+                self.collective("world").all_reduce(torch.ones(1))
+            return {"n": 1}
+        return batch
+
+
+class Held(Numbers):
+    def __len__(self):
+        return 6
+
+
 class Judges(Component):
     def __init__(self, dies: bool = False):
-        self.dies = dies
+        self.dies, self.is_busy = dies, False
 
     @endpoint
     def score(self, batch: Batch) -> Batch:
+        assert not self.is_busy, "a pass and the program call it at the same time"
+        self.is_busy = True
         time.sleep(0.001)
+        self.is_busy = False
         is_due = (self.run_dir / "checkpoints" / "latest").exists()
         if self.dies and self.world_size == 3 and self.rank == 2 and is_due:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -147,3 +173,44 @@ def test_a_run_goes_on_without_a_worker_that_is_lost_for_good(folder: Path) -> N
     check_numbers(running.run, 16)
     sizes = [event.value.get("sizes") for event in running.events("restarted")]
     assert {"roll": [3, 2]} in sizes
+
+
+EXAM = "+pipeline.exam={every: 2, repeat: {until: q}, stages: {q: {call: held.next, samples: 2}, s: {call: judges.score, in: q}}}"
+
+
+def test_an_exam_calls_the_components_of_passes_between_two_takes(folder: Path) -> None:
+    words = ["+components.held={_target_: parts.Held, group: roll}", EXAM, "run.steps=12", "name=exam"]
+    running = Running(folder, "exam").begin("recipe.yaml", *words)
+    running.done()
+    check_numbers(running.run, 12)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            "raises",
+            r"in stage passes\.worked, step \d: KeyError: 'no such thing'\n(.*\n)*in the pass of sample 13",
+        ),
+        ("collects", "`fails.work` calls a collective, and a pass of a block with `take` runs on one rank"),
+        ("returns", "`fails.work` returned a dict, and each pass of a block needs a Batch"),
+        ("hangs", r"in stage passes\.scored, step \d: it has not advanced for 2 s \(`run.patience`\)"),
+    ],
+)
+def test_a_pass_that_fails_ends_the_run(folder: Path, how: str, message: str) -> None:
+    words = [
+        f"+components.fails={{_target_: parts.Fails, group: roll, args: {{how: {how}}}}}",
+        "~components.works",
+    ]
+    words += [
+        "pipeline.passes.stages.worked.call=fails.work",
+        "run.restarts=0",
+        "+run.patience=2",
+        "run.steps=9",
+    ]
+    running = Running(folder, how).begin("recipe.yaml", f"name={how}", *words)
+    assert running.end() == 5
+    assert re.search(message, running.errors.read_text())
+    if how == "hangs":
+        logs = "".join(file.read_text() for file in running.run.path.glob("logs/roll/*.log"))
+        assert re.search("`passes`: step . has waited 1 s for pass 13, 1 s in `worked`", logs)
