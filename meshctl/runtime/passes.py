@@ -58,7 +58,7 @@ class Pass:
 class PassFailed(NamedTuple):
     stage: str
     number: int
-    error: Exception
+    error: BaseException
 
 
 class PassStage:
@@ -114,7 +114,7 @@ class PassStage:
             try:
                 call = partial(self._call, [one for one, *_ in some], [given for _, given, _ in some])
                 found = await event_loop().run_in_executor(self._thread, call)
-            except Exception as error:
+            except BaseException as error:  # also SystemExit, which would end the event loop
                 for _, _, future in some:
                     future.set_exception(error)
             else:
@@ -283,10 +283,9 @@ class Passes:
                     break
             else:
                 one.value = values[one.stage]
-        except Exception as error:
-            if isinstance(error, BatchError):
-                error = StageError(str(error))
-            self.failed = self.failed or PassFailed(one.stage, one.number, error)
+        except BaseException as error:
+            told = StageError(str(error)) if isinstance(error, BatchError) else error
+            self.failed = self.failed or PassFailed(one.stage, one.number, told)
         if task := asyncio.current_task():
             self._tasks.discard(task)
         self._ended.append(one)

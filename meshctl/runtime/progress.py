@@ -137,6 +137,10 @@ class Progress:
         words[ROUTE] = route + 1
         words[PEER] = job_rank + 1
 
+    def advance(self) -> None:
+        """Notes that the running activity advances, although the worker is where it was."""
+        self._seconds[SINCE] = perf_counter()
+
     def next_pass(self) -> None:
         """Begins a pass of a `repeat` block. Passes are counted over the whole run."""
         self._words[PASS] += 1

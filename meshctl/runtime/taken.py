@@ -186,7 +186,7 @@ class TakenCall(Call):
         """Notes progress where passes have advanced since the last call."""
         if self._advances != Advances.count:
             self._advances = Advances.count
-            self._progress.next_pass()
+            self._progress.advance()
 
     def _report_ages(self) -> None:
         """Reports the ages of the own passes that were taken. The first data rank reports the counts, which
