@@ -158,6 +158,10 @@ class Beginning(NamedTuple):
     """Route -> job rank of a consumer -> the last step that it has."""
     rows: Mapping[str, list[Any]]
     """Sync -> the layout of the weights of each producer."""
+    taken: int
+    """The last step whose samples of take blocks the other groups have."""
+    takes: Mapping[str, Mapping[str, Any]]
+    """Take block -> `next` and `open` after this step; empty where none was taken since the start."""
 
 
 class Rejoining:
@@ -190,10 +194,12 @@ class Rejoining:
                 [call["through"], *(each["complete"] for each in answers.values() if each["delivered"])]
             )
             versions = self._versions(agreement, start, step)
-            decision: dict[str, Any] = {"step": step, "versions": versions}
+            taken = max({step, *self._taken(answers, start)})
+            decision: dict[str, Any] = {"step": step, "versions": versions, "taken": taken}
+            decision["takes"] = call["takes"].get(str(taken), {})
             if is_open_ended:
                 decision = {"whole": "a stream of the run may end unannounced"}
-            elif reason := self._lacking(answers, step, versions):
+            elif reason := self._lacking(answers, step, versions) or self._unknown(answers, start, decision):
                 decision = {"whole": reason}
             store.compare_set(f"{key}/decision", "", json.dumps(decision))
         decision = json.loads(store.get(f"{key}/decision"))
@@ -207,7 +213,8 @@ class Rejoining:
                 delivered[route][other] = step
             for sync, row in answer["rows"].items():
                 rows[sync].append(row)
-        return Beginning(decision["step"], decision["versions"], delivered, rows)
+        known = decision["step"], decision["versions"], delivered, rows
+        return Beginning(*known, decision["taken"], decision["takes"])
 
     def await_others(self) -> None:
         """Waits until all other workers have reopened their routes. Raises `StageError` if one of them could
@@ -233,6 +240,31 @@ class Rejoining:
             for sync, forgotten in answer["versions"].items():
                 if forgotten >= versions[sync][0]:
                     return f"{name} no longer has the weights of step {versions[sync][0]} (`{sync}`)"
+        return ""
+
+    @property
+    def generation(self) -> int:
+        return self._generations[self._group]
+
+    def _taken(self, answers: Mapping[int, Mapping[str, Any]], start: int) -> set[int]:
+        """Returns the last steps whose samples of this group's take blocks the consumers have, by their
+        routes."""
+        routes = {
+            one.name for one in self._plan.routes if self._plan.is_of_take(self._plan.stage(one.source))
+        }
+        delivered = [one for answer in answers.values() for one in answer["delivered"].items()]
+        return {max(start, step) for route, step in delivered if route in routes}
+
+    def _unknown(
+        self, answers: Mapping[int, Mapping[str, Any]], start: int, decision: Mapping[str, Any]
+    ) -> str:
+        """Returns why the passes that were taken cannot be known; empty if they can. Other passes would be
+        taken in the same step again."""
+        steps = self._taken(answers, start)
+        if len(steps) > 1:
+            return f"the samples of step {max(steps)} have arrived in part"
+        if steps and decision["taken"] > start and not decision["takes"]:
+            return f"the passes that step {decision['taken']} has taken are not known"
         return ""
 
     def _versions(self, agreement: StopAgreement, start: int, step: int) -> dict[str, list[int]]:

@@ -114,16 +114,15 @@ class Loop:
 
     def _run_after(self, start: int, given: Mapping[str, int], takes: Mapping[str, TakePosition]) -> int:
         self._sources.begin(start, given)
-        for taken in self._takes:
-            block = self._plan.block(taken.stage.block)
-            taken.begin(takes.get(block.name, TakePosition(start * block.take)))
+        blocks = {one.stage.block: self._plan.block(one.stage.block).take for one in self._takes}
+        takes = {name: takes.get(name, TakePosition(start * take)) for name, take in blocks.items()}
         streams, source = self._agree_on_length()
         for call in self._calls.values():
             if isinstance(call, SourceCall):
                 call.check_length()
         if streams:
             self._expect_end_of(streams)
-        start = self._rejoin(start) if self._context.rejoining else self._open(start)
+        start = self._rejoin(start, takes) if self._context.rejoining else self._open(start, takes)
         if self._context.restarts:
             ends = [end for end in self._ends if isinstance(end, ResumableChannel | ResumableWeights)]
             self._context.restarts.begin(ends, start + 1)
@@ -174,7 +173,7 @@ class Loop:
             if isinstance(call, SourceCall) and self._order.asked.get(call.stage.name):
                 call.publish()
 
-    def _open(self, start: int) -> int:
+    def _open(self, start: int, takes: Mapping[str, TakePosition]) -> int:
         """Opens all routes; consumers of weights then hold those of their producers, also after a resume.
         Returns `start`."""
         self._saved = start
@@ -186,9 +185,11 @@ class Loop:
                 self._cut(stage, start)
         self._context.progress.report_waits(self._state.report)
         self._context.events.write_metrics(self._state.report)
+        for taken in self._takes:
+            taken.begin(takes[taken.stage.block], start)
         return start
 
-    def _rejoin(self, start: int) -> int:
+    def _rejoin(self, start: int, takes: Mapping[str, TakePosition]) -> int:
         """Opens the routes of a worker whose group has restarted. Returns the step after which it runs."""
         rejoining = self._context.rejoining
         assert rejoining
@@ -211,6 +212,11 @@ class Loop:
             elif sync:
                 sync.open()
                 self._cut(stage, step)
+        for taken in self._takes:
+            known, position = beginning.takes.get(taken.stage.block), takes[taken.stage.block]
+            if known:
+                position = TakePosition(known["next"], dict(known["open"]))
+            taken.begin(position, beginning.taken)
         return step
 
     def _close(self, last: int, start: int) -> None:

@@ -67,12 +67,18 @@ class TakenCall(Call):
             )
             for one in self._stages
         }
+        self._events, self._begun_after = context.events, 0
+        self._generation: int | None = None
+        if self._me == 0 and plan.group(context.group).restartable:
+            self._generation = context.rejoining.generation if context.rejoining else 0
         self._advances, self._has_warned = 0, context.rank > 0  # one rank warns
         self._warning_s = min(WARNING_S, (plan.run.patience or math.inf) / 2)
 
-    def begin(self, position: TakePosition) -> None:
-        """Begins with the passes of a position, which are dealt again."""
-        self._taking = Taking(*self._sizes, position.next, position.open)
+    def begin(self, position: TakePosition, step: int) -> None:
+        """Begins with the passes of a position, which are dealt again. The samples of steps up to `step` were
+        taken, and their consumers have them."""
+        self._taking, self._begun_after = Taking(*self._sizes, position.next, position.open), step
+        self._note_taken(step)
         for number in [number for number, one in self._taking.open.items() if one.rank == self._me]:
             if number in position.ready:
                 self._ready[number] = position.ready[number]
@@ -89,15 +95,27 @@ class TakenCall(Call):
 
     def run_once(self, outputs: Sequence[Channel], step: int) -> bool:
         self._state.at = (self.stage.name, step)
+        if step <= self._begun_after:
+            self.send_end(outputs, step)
+            return False
         begin = perf_counter()
         self._progress.enter(Activity.CALLING, self._number, begin)
         value = self._take(step)
+        self._note_taken(step)
         called = perf_counter()
         self._state.report.add_times(self.stage.name, 0.0, called - begin)
         weight = float(len(value)) if isinstance(value, Batch) else 0.0
         has_ended = self._send(outputs, value, step, weight, called)
         self._begin_dealt()
         return has_ended
+
+    def _note_taken(self, step: int) -> None:
+        """Tells the head before samples are sent, if the group may restart alone, which passes are open."""
+        if self._generation is not None:
+            position = [[number, one.dealt] for number, one in self._taking.open.items()]
+            known: dict[str, Any] = {"next": self._taking.next, "open": position}
+            known["generation"] = self._generation
+            self._events.write("taken", step=step, block=self._block.name, **known)
 
     def _begin_dealt(self) -> None:
         self._passes.begin(self._dealt)

@@ -4,14 +4,18 @@ is trained once or was dropped, never older than its bound."""
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from processes import rows_of, written
+from processes import alive, rows_of, wait, written
 from test_exactly_once import VICTIMS, Kill, Running, generated, run_with
 
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, write_whole
 
 PARTS = """
 import asyncio
@@ -153,6 +157,46 @@ def test_processes_that_die_at_generated_moments(folder: Path, seed: int) -> Non
     killed, restarts = run_with(folder, f"killed-{seed}", 200, generated(seed, 10, 200), seed)
     check_numbers(killed, 200)
     assert restarts == 10
+
+
+def killed_alone(folder: Path, seed: int, kills: int, steps: int) -> tuple[RunDir, list[str]]:
+    """Runs with a group of passes that may restart alone, and kills workers of it. Returns the groups that
+    restarted, empty for the whole run."""
+    chosen, running = random.Random(seed), Running(folder, f"alone-{seed}")
+    gate = folder / f"gate-alone-{seed}"
+    write_whole(gate, "0")
+    words = [f"run.steps={steps}", f"name=alone-{seed}", "+groups.roll.restartable=true"]
+    running.begin("recipe.yaml", *words)
+    for number in range(kills):
+        step = running.last_step() + chosen.randint(1, 4)
+        write_whole(gate, str(step + 3))
+        wait(lambda step=step: running.last_step() >= step or running.is_over, f"step {step}")
+        started = [event for event in running.events("started") if event.group == "roll"]
+        pids = [event.value["pid"] for event in started if alive(event.value["pid"])]
+        with suppress(ProcessLookupError):
+            os.kill(chosen.choice(pids), signal.SIGKILL)
+        wait(
+            lambda number=number: running.is_over or len(running.events("restarted")) > number,
+            f"restart {number}",
+        )
+    write_whole(gate, str(steps))
+    running.done()
+    return running.run, [event.value.get("group", "") for event in running.events("restarted")]
+
+
+@pytest.mark.slow
+def test_a_group_of_passes_restarts_alone_or_with_the_whole_run(folder: Path) -> None:
+    run, restarted = killed_alone(folder, 0, 6, 40)
+    check_numbers(run, 40)
+    assert len(restarted) == 6 and "roll" in restarted
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_group_of_passes_restarts_at_generated_moments(folder: Path, seed: int) -> None:
+    run, restarted = killed_alone(folder, seed, 10, 100)
+    check_numbers(run, 100)
+    assert len(restarted) == 10
 
 
 @pytest.mark.slow

@@ -106,6 +106,8 @@ class Restarts:
 
 PREFIX = "restarts/"
 """The prefix of the keys of restarts in the store, below that of the attempt."""
+KEPT_TAKES = 64
+"""The number of steps of a take block that are known. Consumers are fewer steps behind."""
 
 
 class GroupRestart:
@@ -127,6 +129,9 @@ class GroupRestart:
         self._candidates = frozenset(restartable_groups(plan)) if is_whole else frozenset[str]()
         self._workers = sum(group.workers for group in plan.groups if group.program is None)
         self._ready: set[tuple[str, int | None]] = set()
+        self._takes: dict[str, dict[int, dict[str, Any]]] = {}
+        """Group -> step -> take block -> the value of its `taken` event, for the last steps of the running
+        generation."""
         self.generations: dict[str, int] = {}
         """Group -> how often it has restarted in this attempt."""
         self._group, self._cause = "", ""
@@ -136,7 +141,13 @@ class GroupRestart:
         self._kill_at = math.inf
 
     def add(self, event: Event) -> None:
-        """Notes that a worker is ready for its first step."""
+        """Notes that a worker is ready for its first step, and which passes the take blocks of a group have
+        taken."""
+        if event.name == "taken" and event.value["generation"] == self.generations.get(event.group, 0):
+            steps = self._takes.setdefault(event.group, {})
+            steps.setdefault(event.step or 0, {})[event.value["block"]] = event.value
+            if len(steps) > KEPT_TAKES:
+                del steps[min(steps)]
         if event.name == "ready":
             self._ready.add((event.group, event.rank))
             if self._group and not self._is_ending and len(self._ready) == self._workers:
@@ -190,7 +201,8 @@ class GroupRestart:
         fold.restart(group)
         self._forget(group)
         self._ready = {worker for worker in self._ready if worker[0] != group}
-        call = {"group": group, "generation": generation, "through": through, "words": words}
+        takes = self._takes.pop(group, {})
+        call = {"group": group, "generation": generation, "through": through, "words": words, "takes": takes}
         self._store.set(f"{PREFIX}{sum(self.generations.values()) - 1}", json.dumps(call))
         self._journal.write(
             "restarted",
@@ -205,13 +217,15 @@ class GroupRestart:
 
 
 def restartable_groups(plan: Plan) -> list[str]:
-    """Returns the groups that may restart alone: those of the recipe, unless they send weights, or exchange
-    values with other groups several times in a step."""
+    """Returns the groups that may restart alone: those of the recipe, unless they send weights, exchange
+    values with other groups several times in a step, or take the samples of passes that they run."""
     found = {group.name for group in plan.groups if group.restartable and group.program is None}
     for route in plan.routes:
         source, target = plan.ends_of(route)
         stages = plan.stage(route.source), plan.stage(route.target)
         is_repeated = stages[0].block != "" and stages[0].block == stages[1].block
+        if plan.is_of_take(stages[0]) and source == target and not is_repeated:
+            found -= {source}
         if source != target and (is_repeated or route.kind == "weights"):
             found -= {source, target} if is_repeated else {source}
     return sorted(found)

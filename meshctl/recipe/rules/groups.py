@@ -319,15 +319,17 @@ def restartable_routes_reopen(facts: Facts, group: Restartable) -> Iterator[Diag
             return
 
 
-def restartable_has_no_passes(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
-    """No pass runs on a restartable group. The passes that a step takes depend on their times, so other
-    groups may have a part of a step that a restarted group would not repeat."""
-    for block in facts.recipe.blocks.values():
-        stages = [facts.recipe.pipeline[name] for name in block.stages]
-        if block.take and any(_group_of(facts, stage.component) == group.name for stage in stages):
-            message = f"`{group.name}` cannot restart alone: it runs the passes of block `{block.name}`"
-            seconds = (facts.key("pipeline", block.name),)
-            help = "remove `restartable`: the run restarts as a whole, and its open passes with it"
+def restartable_takes_no_own_passes(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
+    """A restartable group that runs passes does not take their samples itself: in a step that it repeats, it
+    would not take the same ones."""
+    for stage in facts.recipe.pipeline.values():
+        sources = [facts.recipe.pipeline[name] for name in stage.takes if name in facts.recipe.pipeline]
+        blocks = {one.block for one in sources if one.block and one.block != stage.block}
+        is_taken = any(facts.recipe.blocks[name].take for name in blocks)
+        if is_taken and {_group_of(facts, one.component) for one in (stage, *sources)} == {group.name}:
+            message = f"`{group.name}` cannot restart alone: `{stage.name}` takes the passes of its own group"
+            seconds = (facts.key("pipeline", stage.name),)
+            help = "remove `restartable`, or move the stage to another group"
             yield Diagnostic("MC333", message, _restartable(facts, group), seconds, help)
 
 
