@@ -139,7 +139,9 @@ def check_numbers(run: RunDir, steps: int, bound: int = 3) -> None:
     assert len(expected) == 4 * steps
     rows = rows_of(run)
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
-    assert all(row["update.samples"] == 8 and (row["passes.scored.age_max"] or 0) <= bound for row in rows)
+    assert all(
+        row["update.samples"] == 8 and (row.get("passes.scored.age_max") or 0) <= bound for row in rows
+    )
     assert rows[-1]["passes.scored.open"] == 0
 
 
