@@ -91,8 +91,14 @@ class Learner(Component):
     def update(self, batch: Batch) -> dict[str, float]:
         gate = self.run_dir.parents[2] / f"gate-{self.run_dir.parent.name}"
         while gate.exists() and self.step > int(gate.read_text()):
+            gate.with_name(f"{gate.name}-{self.step}").touch()
             time.sleep(0.01)
         self.seen += batch.ids[:, 0].tolist()
+        return {"samples": float(len(batch))}
+
+    @endpoint(collect="mean")
+    def look(self, batch: Batch) -> dict[str, float]:
+        time.sleep(0.002)
         return {"samples": float(len(batch))}
 
     def state_dict(self):
@@ -161,18 +167,22 @@ def test_processes_that_die_at_generated_moments(folder: Path, seed: int) -> Non
     assert restarts == 10
 
 
-def killed_alone(folder: Path, seed: int, kills: int, steps: int) -> tuple[RunDir, list[str]]:
-    """Runs with a group of passes that may restart alone, and kills workers of it. Returns the groups that
-    restarted, empty for the whole run."""
+def killed_alone(
+    folder: Path, seed: int, kills: int, steps: int, further: str = ""
+) -> tuple[RunDir, list[str]]:
+    """Runs with a group of passes that may restart alone, and with `further` stages, and kills workers of the
+    group. Returns the groups that restarted, empty for the whole run."""
     chosen, running = random.Random(seed), Running(folder, f"alone-{seed}")
     gate = folder / f"gate-alone-{seed}"
     write_whole(gate, "0")
     words = [f"run.steps={steps}", f"name=alone-{seed}", "+groups.roll.restartable=true"]
-    running.begin("recipe.yaml", *words)
+    running.begin("recipe.yaml", *words, *filter(None, [further]))
     for number in range(kills):
         step = running.last_step() + chosen.randint(1, 4)
-        write_whole(gate, str(step + 3))
+        write_whole(gate, str(step + 3 * (not further)))  # else the first stage waits in the next step
         wait(lambda step=step: running.last_step() >= step or running.is_over, f"step {step}")
+        if further:
+            wait(gate.with_name(f"{gate.name}-{step + 1}").exists, f"the samples of step {step + 1}")
         started = [event for event in running.events("started") if event.group == "roll"]
         pids = [event.value["pid"] for event in started if alive(event.value["pid"])]
         with suppress(ProcessLookupError):
@@ -191,6 +201,14 @@ def test_a_group_of_passes_restarts_alone_or_with_the_whole_run(folder: Path) ->
     run, restarted = killed_alone(folder, 0, 6, 40)
     check_numbers(run, 40)
     assert len(restarted) == 6 and "roll" in restarted
+
+
+@pytest.mark.slow
+def test_where_a_step_has_arrived_in_part_the_whole_run_restarts(folder: Path) -> None:
+    """The first stage has the samples of a step while it computes, and the second one does not have them."""
+    run, restarted = killed_alone(folder, 11, 4, 30, "+pipeline.look={call: learner.look, in: passes.scored}")
+    check_numbers(run, 30)
+    assert len(restarted) >= 4 and "" in restarted
 
 
 @pytest.mark.nightly
