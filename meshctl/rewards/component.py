@@ -113,7 +113,7 @@ class Function(Component):
         """
         if self._scorer is None:
             self.setup()
-        scores = self._scores(batch)
+        scores, passes = self._scores(batch), len({*batch.ids[:, 0].tolist()})
         self._warn(scores, batch)
         self._check_failures(scores, batch)
         if self._on_error == DROP:
@@ -123,7 +123,7 @@ class Function(Component):
             rewards = [float(self._on_error) if one.failure else one.reward for one in scores]
         batch = batch.with_columns(rewards=torch.tensor(rewards, dtype=torch.float32))
         groups = _groups(batch)
-        self._log_metrics(scores, rewards, groups)
+        self._log_metrics(scores, rewards, groups, passes)
         if not self._drop_equal:
             return batch
         equal = [rows for rows in groups if len({rewards[row] for row in rows}) == 1]
@@ -161,7 +161,8 @@ class Function(Component):
         failed = [row for row, one in enumerate(scores) if one.failure]
         ids = batch.ids.tolist()
         for row in failed[:MAX_WARNINGS]:
-            _log.warning("step %d, sample %s: %s", self.step, shown_ids([ids[row]]), scores[row].failure)
+            step = "" if PASS_CALL.get() else f"step {self.step}, "
+            _log.warning("%ssample %s: %s", step, shown_ids([ids[row]]), scores[row].failure)
         if further := failed[MAX_WARNINGS:]:
             shown = shown_ids([ids[row] for row in further])
             _log.warning("step %d: %d further samples failed: %s", self.step, len(further), shown)
@@ -179,11 +180,18 @@ class Function(Component):
             raise RewardError(f"all {self._failed_in_row} samples failed: {first}")
 
     def _log_metrics(
-        self, scores: Sequence[Score], rewards: Sequence[float], groups: Sequence[Sequence[int]]
+        self,
+        scores: Sequence[Score],
+        rewards: Sequence[float],
+        groups: Sequence[Sequence[int]],
+        passes: int,
     ) -> None:
         succeeded = [one for one in scores if not one.failure]
-        failed = len(scores) - len(succeeded)  # of each data rank once a step, or of each pass
-        self.log({"failed": failed if PASS_CALL.get() else failed * self.mesh.data_size})
+        failed = len(scores) - len(succeeded)
+        if PASS_CALL.get():  # the mean over passes, of which a call may have several
+            self.log({"failed": failed / max(passes, 1)}, weight=passes)
+        else:  # each data rank logs once in a step
+            self.log({"failed": failed * self.mesh.data_size})
         if succeeded:
             self.log({"reward": fmean(one.reward for one in succeeded)}, weight=len(succeeded))
             spreads = [pstdev(rewards[row] for row in rows) for rows in groups]

@@ -80,6 +80,8 @@ from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.reading import appended, decoded, is_number, lines_of, size_of
 
+NOT_ALONE = "cannot restart alone"
+"""The words of the fault of a group after which the whole run restarts."""
 SEGMENT_BYTES = 1 << 20
 """Size of a worker's event file after which its events are continued in another file."""
 LISTING_S = 1.0

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from meshctl.network.control_store import Store, StoreLost
 from meshctl.plan.model import Plan, Stage
+from meshctl.run.events import NOT_ALONE
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.devices.backend import own_stream
 from meshctl.runtime.errors import StageError
@@ -205,7 +206,7 @@ class Rejoining:
         decision = json.loads(store.get(f"{key}/decision"))
         if "step" not in decision:
             why = decision.get("whole", "it was lost once more")
-            raise StageError(f"`{self._group}` cannot restart alone: {why}")
+            raise StageError(f"`{self._group}` {NOT_ALONE}: {why}")
         delivered: dict[str, dict[int, int]] = defaultdict(dict)
         rows: dict[str, list[Any]] = defaultdict(list)
         for other, answer in answers.items():  # the producers of a sync are neighbours, in their order
@@ -223,7 +224,7 @@ class Rejoining:
         self._store.wait(keys, FOREVER)
         if why := next((text.decode() for text in self._store.multi_get(keys) if text), ""):
             self._store.set(f"{PREFIX}{self._number}/decision", json.dumps({"whole": why}))
-            raise StageError(f"`{self._group}` cannot restart alone: {why}")
+            raise StageError(f"`{self._group}` {NOT_ALONE}: {why}")
 
     def route_generation(self, other: str) -> int:
         return route_generation(self._generations, self._group, other)

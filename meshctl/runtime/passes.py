@@ -17,11 +17,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
+from meshctl.package import PACKAGE_DIR
 from meshctl.plan.model import Stage
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify, numbered
 from meshctl.runtime.batch.tensordict import is_tensordict
@@ -31,6 +33,10 @@ from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, event_loop
 
 VERSIONS = MARK + "versions"
 """The mark of a sampler with the version of the weights of each token."""
+
+
+OF_LIBRARIES = (str(PACKAGE_DIR), str(Path(asyncio.__file__).parent))
+"""The beginnings of the names of files that are no user's."""
 
 
 class Logged(NamedTuple):
@@ -51,6 +57,9 @@ class Pass:
     since: float
     """The time at which it entered the stage, in seconds of `perf_counter`."""
     logged: list[Logged] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Stage -> the seconds that the pass was in it."""
+    task: asyncio.Task[None] | None = None
     value: Batch | None = None
     """The samples of a pass that is ready; None for one that runs or is empty."""
 
@@ -220,6 +229,27 @@ def _joined(given: Sequence[_Arguments]) -> _Arguments:
     return _Arguments(positional, named, [*positional, *named.values()][0], first.number)
 
 
+def _told(error: BaseException, number: int) -> BaseException:
+    """Returns the error of a pass as the worker raises it, with the number of the pass."""
+    where = f"in the pass of sample {number}"
+    if isinstance(error, (BatchError, StageError)):
+        return StageError(f"{error}, {where}")
+    if not isinstance(error, (Exception, SystemExit)):  # such as asyncio.CancelledError
+        return StageError(f"{type(error).__name__} {where}")
+    error.add_note(where)
+    return error
+
+
+def place_of(task: asyncio.Task[None]) -> str:
+    """Returns FILE:LINE of the innermost line of a user at which a task waits; empty if there is none."""
+    place, inner = "", cast(Any, task.get_coro())
+    while (frame := getattr(inner, "cr_frame", None)) is not None:
+        if not frame.f_code.co_filename.startswith(OF_LIBRARIES):
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        inner = inner.cr_await
+    return place
+
+
 class Passes:
     """Runs the passes of a block on this worker."""
 
@@ -242,8 +272,6 @@ class Passes:
         ]
         self.running: dict[int, Pass] = {}
         """The passes that run, by number."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        """The tasks of the passes, to which an event loop has weak references only."""
         self._ended: list[Pass] = []
         self._has_ended = threading.Event()
         self.failed: PassFailed | None = None
@@ -255,7 +283,8 @@ class Passes:
         self.running |= {one.number: one for one in passes}
 
         def begin() -> None:
-            self._tasks.update(event_loop().create_task(self._run(one)) for one in passes)
+            for one in passes:
+                one.task = event_loop().create_task(self._run(one))
 
         if passes:
             event_loop().call_soon_threadsafe(begin)
@@ -279,14 +308,12 @@ class Passes:
             for each in self._stages:
                 one.stage, one.since = each.stage.name, perf_counter()
                 values[one.stage] = await each.run(one, values)
+                one.seconds[one.stage] = perf_counter() - one.since
                 if not len(values[one.stage]):
                     break
             else:
                 one.value = values[one.stage]
         except BaseException as error:
-            told = StageError(str(error)) if isinstance(error, BatchError) else error
-            self.failed = self.failed or PassFailed(one.stage, one.number, told)
-        if task := asyncio.current_task():
-            self._tasks.discard(task)
+            self.failed = self.failed or PassFailed(one.stage, one.number, _told(error, one.number))
         self._ended.append(one)
         self._has_ended.set()

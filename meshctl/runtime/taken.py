@@ -19,7 +19,7 @@ from meshctl.runtime.errors import StageError
 from meshctl.runtime.event_loop import Advances
 from meshctl.runtime.loop_context import LoopContext, StepState, TakePosition
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
-from meshctl.runtime.passes import Pass, Passes
+from meshctl.runtime.passes import Pass, Passes, place_of
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, TAGS_PER_ROUTE
 from meshctl.runtime.transports.allgather import allgather
@@ -29,6 +29,8 @@ MAX_WAIT_S = 0.02
 """The longest wait for an own pass before the ranks exchange rows again."""
 WARNING_S = 60.0
 """Seconds after which a step that waits for a pass says so, or half of `run.patience`; then twice as many."""
+MAX_EMPTY = 100
+"""A step that has taken none and dropped this many times as many passes as it takes ends the run."""
 MANY_EMPTY = 10
 """The first step that has dropped this many times as many passes as it takes says so."""
 
@@ -139,16 +141,25 @@ class TakenCall(Call):
             if not self._has_warned and len(taking.empty) >= MANY_EMPTY * self._block.take:
                 self._has_warned = True
                 self._say(f"step {step} has dropped {len(taking.empty)} passes without samples")
+            if not taking.batch and len(taking.empty) >= MAX_EMPTY * self._block.take:
+                raise StageError(f"none of {len(taking.empty)} passes of step {step} has samples")
             if not taking.is_full:
                 self._begin_dealt()
+                self._note_wait()
                 self._wait(MAX_WAIT_S)
                 self._advance()
             if perf_counter() - begin > warned_at:
                 warned_at *= 2
                 self._report_slow(step, perf_counter() - begin)
+        self._progress.wait_for(-1, -1)
         self._report_ages()
         own = [self._ready.pop(one.number) for one in sorted(taking.batch) if one.rank == self._me]
         return Batch.concat(own) if own else END
+
+    def _note_wait(self) -> None:
+        """Notes for the report of a stall which rank runs the oldest open pass."""
+        oldest = next((one.rank for one in self._taking.open.values()), self._me)
+        self._progress.wait_for(-1 if oldest == self._me else self._job_ranks[oldest], -1)
 
     @property
     def _last(self) -> int:
@@ -167,7 +178,6 @@ class TakenCall(Call):
         ended = sorted(self._passes.ended(), key=lambda one: one.number)
         if failed := self._passes.failed:
             self._state.at, self._state.is_in_user_code = (failed.stage, self._state.at[1]), True
-            failed.error.add_note(f"in the pass of sample {failed.number}")
             raise failed.error
         for one in ended:
             self._report_logged(one)
@@ -177,6 +187,8 @@ class TakenCall(Call):
         self._unsent[1].extend(one.number for one in ended if one.value is None)
 
     def _report_logged(self, one: Pass) -> None:
+        for stage, seconds in one.seconds.items():
+            self._state.report.add_metric(stage, {"seconds": seconds}, 1.0, "mean")
         for logged in one.logged:
             metrics = self._pass_metrics[logged.stage]
             metrics.begin_call()
@@ -225,7 +237,8 @@ class TakenCall(Call):
         if one and one.rank == self._me and number in self._passes.running:
             running = self._passes.running[number]
             name, here = running.stage.rpartition(".")[2], perf_counter() - running.since
-            self._say(f"{waited}, {here:.0f} s in `{name}`")
+            place = place_of(running.task) if running.task else ""
+            self._say(f"{waited}, {here:.0f} s in `{name}`{f' at {place}' if place else ''}")
         elif one and self._me == 0:
             self._say(f"{waited} of {self._data_plane.name_of(self._job_ranks[one.rank])}")
 

@@ -177,12 +177,14 @@ def killed_alone(
     write_whole(gate, "0")
     words = [f"run.steps={steps}", f"name=alone-{seed}", "+groups.roll.restartable=true"]
     running.begin("recipe.yaml", *words, *filter(None, [further]))
+    step = 0
     for number in range(kills):
-        step = running.last_step() + chosen.randint(1, 4)
+        step = max(step, running.last_step()) + chosen.randint(1, 4)
         write_whole(gate, str(step + 3 * (not further)))  # else the first stage waits in the next step
         wait(lambda step=step: running.last_step() >= step or running.is_over, f"step {step}")
         if further:
-            wait(gate.with_name(f"{gate.name}-{step + 1}").exists, f"the samples of step {step + 1}")
+            there = gate.with_name(f"{gate.name}-{step + 1}")
+            wait(lambda there=there: there.exists() or running.is_over, f"the samples of step {step + 1}")
         started = [event for event in running.events("started") if event.group == "roll"]
         pids = [event.value["pid"] for event in started if alive(event.value["pid"])]
         with suppress(ProcessLookupError):

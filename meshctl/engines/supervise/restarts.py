@@ -35,7 +35,7 @@ from meshctl.engines.supervise.nodes import Nodes
 from meshctl.network.control_store import StoreClient
 from meshctl.plan import model
 from meshctl.plan.model import Plan
-from meshctl.run.events import Event, Journal
+from meshctl.run.events import NOT_ALONE, Event, Journal
 from meshctl.run.shutdown import LEFT
 from meshctl.run.shutdown import PREFIX as ENDING
 from meshctl.text.english import counted, in_units
@@ -100,6 +100,8 @@ class Restarts:
         """Returns the stage, the step and the type of an exception; None for another failure. The text may
         have addresses in it, so the type counts."""
         if cause.priority is not Priority.OWN or cause.code is not None or cause.step is None:
+            return None
+        if NOT_ALONE in cause.error:  # what the whole run does not repeat
             return None
         return cause.stage, cause.step, cause.error.partition(":")[0]
 

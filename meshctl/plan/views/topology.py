@@ -180,7 +180,7 @@ class Topology:
             return ""
         if block.take:
             further = [f"ahead {block.ahead}"] * bool(block.ahead) + [f"late {block.late}"] * bool(block.late)
-            return ", ".join((f"takes {counted(block.take, 'sample')} a step", *further))
+            return ", ".join((f"takes {block.take}", *further))
         if block.until:
             return "until it ends"
         return f"{counted(block.times, 'round')} over {block.over} by {block.size}"

@@ -180,7 +180,10 @@ def components_have_pipeline(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def sources_state_samples(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
-    if stage.is_source and not stage.samples and stage.component and facts.is_valid("pipeline", stage.name):
+    is_valid = facts.is_valid("pipeline", stage.name)
+    if stage.block:
+        is_valid = is_valid and facts.is_valid("pipeline", stage.block, "repeat")
+    if stage.is_source and not stage.samples and stage.component and is_valid:
         message = f"stage `{stage.name}` is a source (it has no `in`) and needs `samples`"
         help = "write `samples: 64`, the number of samples in a step over all ranks, or `in: STAGE`"
         yield Diagnostic("MC540", message, facts.key("pipeline", stage.name), help=help, missing=True)
@@ -339,7 +342,9 @@ def block_has_one_source(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic
             message = f"`{_inner(others[0])}` is a source, but block `{block.name}` repeats `{block.over}`"
             what, help = f"its minibatches come from `{block.over}`", f"write `in: {block.over}`"
         key = "take" if block.take else "until" if block.until else "over"
-        what = f"each pass has a sample of `{_inner(sources[0])}`" if block.take else what
+        if block.take:
+            what = f"each pass has a sample of `{_inner(sources[0])}`"
+            help = "a pass has one source: make both samples in one endpoint"
         seconds = (facts.value("pipeline", block.name, "repeat", key).with_word(what),)
         yield Diagnostic("MC572", message, first, seconds, help or "take its value from outside")
 

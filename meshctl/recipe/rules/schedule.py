@@ -242,7 +242,9 @@ def run_ends(facts: Facts) -> Iterator[Diagnostic]:
             names = listed(stage.name for stage in sources)
             why = f"{names} always {returns} a Batch and {has} no `__len__`"
         message = f"nothing ends this run except Ctrl-C: {limit}, and {why}"
-        help = "write `run: {steps: N}`; a source that returns None at its end, or has `__len__`, ends it too"
+        help = "write `run: {steps: N}`"
+        if not any(block.take for block in facts.recipe.blocks.values()):
+            help += "; a source that returns None at its end, or has `__len__`, ends it too"
         yield Diagnostic("MC546", message, span, help=help, severity="warning")
 
 

@@ -52,6 +52,7 @@ LEARNED = {
     "grpo": ("scored.reward", 0.7, 0.5),
     "distill": ("metrics.agrees", 0.7, 0.8),
     "grpo_hf": ("scored.reward", 0.05, 0.6),
+    "grpo_free": ("rollouts.scored.reward", 0.05, 0.5),
     "ppo": ("scored.reward", 0.05, 0.1),
     "distill_on_policy": ("scored.reward", 0.05, 0.6),
 }
@@ -86,6 +87,6 @@ def test_on_cpu_it_runs_and_learns(kind: str, here: Path) -> None:
         assert (run / "exports" / f"step-{len(lines)}" / "model.safetensors").is_file()
     else:
         key, first, least = LEARNED[kind]
-        values = [line[key] for line in lines]
+        values = [line[key] for line in lines if key in line]  # no pass may end in a step
         assert values[0] < first and max(values[-5:]) > least, values
     assert kind in RECIPES or (run / "checkpoints" / "latest").is_dir()

@@ -136,7 +136,7 @@ function repeatOf({name, block}) {
   if (!found || facts.stages.find((other) => other.block === block).name !== name) return "";
   if (found.take) {
     const further = ["ahead", "late"].filter((key) => found[key]).map((key) => `, ${key} ${found[key]}`);
-    return `takes ${many(found.take, "sample")} a step${further.join("")}`;
+    return `takes ${found.take}${further.join("")}`;
   }
   return found.until ? "until it ends" : `${many(found.times, "round")} over ${found.over} by ${found.size}`;
 }
