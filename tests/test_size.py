@@ -36,7 +36,7 @@ ROOMS = {
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
 TOTAL = 85_730
-TESTS = 63_661
+TESTS = 63_663
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""
