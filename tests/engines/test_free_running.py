@@ -271,7 +271,7 @@ def test_a_pass_that_fails_ends_the_run(folder: Path, how: str, message: str) ->
     words += [
         "pipeline.passes.stages.worked.call=fails.work",
         "run.restarts=0",
-        "+run.patience=2",
+        "+run.patience=5",
         "run.steps=9",
     ]
     running = Running(folder, how).begin("recipe.yaml", f"name={how}", *words)
