@@ -26,16 +26,16 @@ ROOMS = {
     "recipe": 16691,
     "rewards": 966,
     "run": 3849,
-    "runtime": 16463,
+    "runtime": 16465,
     "sampling": 513,
     "text": 630,
     "topology": 4232,
     "trackers": 1088,
     "view": 7880,
-    "vllm": 878,
+    "vllm": 880,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 85_730
+TOTAL = 85_734
 TESTS = 63_663
 """Lines of Python in `tests/`."""
 SMALL = 50

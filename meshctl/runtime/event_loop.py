@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -14,14 +14,19 @@ import torch
 T = TypeVar("T")
 
 
+def device_setter() -> Callable[[], None]:
+    """Returns a function that gives another thread the current CUDA device of this one, if it has one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return lambda: None
+    return partial(torch.cuda.set_device, torch.cuda.current_device())
+
+
 def start_thread(run: Callable[[], None], name: str) -> threading.Thread:
     """Starts a thread that ends with the process, and whose current device is that of the caller."""
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    device = torch.cuda.current_device() if is_used else None
+    set_device = device_setter()
 
     def begin() -> None:
-        if device is not None:
-            torch.cuda.set_device(device)
+        set_device()
         run()
 
     thread = threading.Thread(target=begin, name=name, daemon=True)

@@ -29,7 +29,7 @@ from meshctl.runtime.batch.batch import MARK, Batch, BatchError, identify, numbe
 from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import Component, context_of, coroutine_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
-from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, event_loop
+from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, device_setter, event_loop
 
 VERSIONS = MARK + "versions"
 """The mark of a sampler with the version of the weights of each token."""
@@ -263,10 +263,7 @@ class Passes:
     ) -> None:
         """`stages` are those of the block, in the order of the plan. `versions` and `has_old_weights` are
         those of `PassStage`."""
-        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        device = torch.cuda.current_device() if is_used else None
-        prepare = partial(torch.cuda.set_device, device) if device is not None else lambda: None
-        thread = ThreadPoolExecutor(1, f"passes of {stages[0].block}", prepare)
+        thread = ThreadPoolExecutor(1, f"passes of {stages[0].block}", device_setter())
         self._stages = [
             PassStage(one, components[one.component], versions, has_old_weights, thread) for one in stages
         ]
