@@ -268,8 +268,10 @@ class Sampler(AnswerSampler):
     def _awake(self) -> Iterator[None]:
         self._wake()
         self._calls += 1
-        yield
-        self._calls -= 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
         if self.options.can_sleep and not self._calls:
             self.engine.sleep()
             self._is_asleep = True
