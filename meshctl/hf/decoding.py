@@ -111,7 +111,7 @@ class Rows:
     """The key of the request of each row, and the index among its answers."""
     prompts: list[Tensor]
     changes: list[list[tuple[int, int]]]
-    """Of each row: (position, version) for each time at which the weights changed, first (0, version)."""
+    """The versions of the weights of each row, as (position of the first token, version)."""
     logits: Tensor
     """`[rows, vocabulary]`: those of the next token."""
     random: Tensor

@@ -148,7 +148,7 @@ def with_answers(
     if has_versions:
         listed = [one.versions or [UNKNOWN] * len(one.tokens) for one in answers]
         versions = [torch.tensor(one, dtype=torch.int64) for one in listed]
-        columns[VERSIONS] = joined([torch.full_like(prompt, -1) for prompt in prompts], versions)
+        columns[VERSIONS] = joined([torch.full_like(prompt, UNKNOWN) for prompt in prompts], versions)
         columns[VERSION] = torch.tensor([min(one) for one in listed], dtype=torch.int64)
     kept = {name: column for name, column in batch.columns.items() if name not in columns}
     # The tokens come first, because the first ragged column determines the lengths of samples.
