@@ -85,12 +85,6 @@ class Stop:
     decode: Callable[[Sequence[Sequence[int]]], Sequence[str]] = lambda rows: [""] * len(rows)
     """Returns the texts of several rows of tokens."""
 
-    @property
-    def window(self) -> int:
-        """The number of last tokens of an answer that can contain a stop text. A token is at least one
-        byte."""
-        return max(len(text.encode()) for text in self.texts) + TEXT_MARGIN
-
 
 @dataclass(eq=False)
 class Waiting:
@@ -100,6 +94,10 @@ class Waiting:
     prompt: Tensor
     left: list[tuple[int, int]]
     """The index and the seed of each answer."""
+    most: int
+    """The most tokens of an answer."""
+    stops: tuple[str, ...]
+    """The texts that end an answer."""
 
 
 @dataclass(eq=False)
@@ -112,6 +110,8 @@ class Rows:
     prompts: list[Tensor]
     changes: list[list[tuple[int, int]]]
     """The versions of the weights of each row, as (position of the first token, version)."""
+    stops: list[tuple[str, ...]]
+    """The texts that end each row."""
     logits: Tensor
     """`[rows, vocabulary]`: those of the next token."""
     random: Tensor
@@ -122,6 +122,8 @@ class Rows:
     """`[rows, max_new_tokens]`"""
     position: Tensor
     """int64 `[rows]`: the number of tokens of each row."""
+    most: Tensor
+    """int64 `[rows]`: the most tokens of each row."""
     is_open: Tensor
     """bool `[rows]`: False for an answer that has ended."""
 
@@ -136,6 +138,7 @@ class Rows:
         self.names = [self.names[row] for row in numbers]
         self.prompts = [self.prompts[row] for row in numbers]
         self.changes = [self.changes[row] for row in numbers]
+        self.stops = [self.stops[row] for row in numbers]
         for name in TENSORS:
             setattr(self, name, getattr(self, name)[kept])
         self.numbers = self.numbers[: len(numbers)]
@@ -146,6 +149,7 @@ class Rows:
         self.names += other.names
         self.prompts += other.prompts
         self.changes += other.changes
+        self.stops += other.stops
         for name in TENSORS:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         self.numbers = torch.arange(len(self.names), device=self.logits.device)
@@ -159,7 +163,7 @@ def _versions(changes: Sequence[tuple[int, int]], length: int) -> list[int]:
     return found
 
 
-TENSORS = ("logits", "random", "tokens", "logprobs", "position", "is_open")
+TENSORS = ("logits", "random", "tokens", "logprobs", "position", "most", "is_open")
 """The fields of `Rows` with an element for each row."""
 
 
@@ -190,7 +194,18 @@ class HfStepper:
 
     def add(self, key: Any, request: Request) -> None:
         prompt = torch.as_tensor(request.prompt, dtype=torch.int64)
-        self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds))))
+        most = min(request.max_new_tokens or self._max_new_tokens, self._max_new_tokens)
+        stops = (*self._stop.texts, *request.stop)
+        self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds)), most, stops))
+
+    def abort(self, key: Any) -> None:
+        self._waiting = deque(one for one in self._waiting if one.key != key)
+        if rows := self._rows:
+            is_other = [name != key for name, _ in rows.names]
+            rows.is_open &= torch.tensor(is_other, device=rows.is_open.device)
+            self._open = int(rows.is_open.sum())
+        if not self._open:
+            self._rows, self._is_stale = None, False
 
     def reload(self, version: int) -> None:
         self._version, self._is_stale = version, self._rows is not None
@@ -225,9 +240,9 @@ class HfStepper:
         rows.tokens[at], rows.logprobs[at] = tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
         rows.position += rows.is_open
         has_stopped = torch.isin(tokens, self._ends)
-        if self._stop.texts:
+        if any(rows.stops):
             has_stopped |= self._ends_with_text(rows)
-        has_ended = rows.is_open & (has_stopped | (rows.position == self._max_new_tokens))
+        has_ended = rows.is_open & (has_stopped | (rows.position == rows.most))
         ended = self._ended(rows, has_ended, has_stopped)
         self._open -= len(ended)
         if not self._open:
@@ -274,10 +289,15 @@ class HfStepper:
     def _ends_with_text(self, rows: Rows) -> Tensor:
         """Returns bool `[rows]`: whether the last tokens of a running answer have a stop text."""
         places = rows.is_open.nonzero()[:, 0]
-        lengths, window = rows.position[places].tolist(), self._stop.window
-        texts = rows.tokens[places].tolist()
-        tails = [row[max(0, end - window) : end] for row, end in zip(texts, lengths, strict=True)]
-        ended = [any(text in tail for text in self._stop.texts) for tail in self._stop.decode(tails)]
+        stops = [rows.stops[place] for place in places.tolist()]
+        # A token is at least one byte.
+        windows = [max((len(text.encode()) for text in some), default=0) + TEXT_MARGIN for some in stops]
+        texts, lengths = rows.tokens[places].tolist(), rows.position[places].tolist()
+        tails = [
+            row[max(0, end - window) : end] for row, end, window in zip(texts, lengths, windows, strict=True)
+        ]
+        found = self._stop.decode(tails)
+        ended = [any(one in tail for one in some) for some, tail in zip(stops, found, strict=True)]
         result = torch.zeros_like(rows.is_open)
         result[places] = torch.tensor(ended, device=result.device)
         return result
@@ -328,11 +348,13 @@ class HfStepper:
             [(one.key, index) for one, begun in admitted for index, _ in begun],
             [admitted[owner][0].prompt for owner in owners],
             [[(0, UNKNOWN if self._version is None else self._version)] for _ in owners],
+            [admitted[owner][0].stops for owner in owners],
             logits,
             random=uniforms(seeds, most).to(device),
             tokens=torch.zeros((count, most), dtype=torch.int64, device=device),
             logprobs=torch.zeros((count, most), dtype=dtype, device=device),
             position=torch.zeros(count, dtype=torch.int64, device=device),
+            most=torch.tensor([admitted[owner][0].most for owner in owners], device=device),
             is_open=torch.ones(count, dtype=torch.bool, device=device),
         )
 

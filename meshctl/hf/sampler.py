@@ -121,10 +121,15 @@ class Sampler(AnswerSampler):
         return module.eval().requires_grad_(False)
 
     @cached_property
+    def end_tokens(self) -> list[int]:
+        return self._ends(lambda: transformers_api.end_tokens(self.module))
+
+    @cached_property
     def generator(self) -> Continuous:
         """The thread that generates answers, made at the first access."""
-        ends = self._end_tokens(self.stop_tokens, lambda: transformers_api.end_tokens(self.module))
-        stop = Stop(frozenset(ends), self.stop_texts, self.tokenizer.decode_rows)
+        stop = Stop(
+            frozenset({*self.stop_tokens, *self.end_tokens}), self.stop_texts, self.tokenizer.decode_rows
+        )
         limits = self.max_new_tokens, self.batch_size, self.max_batch_tokens
         return Continuous(HfStepper(self.module, self.sampling, stop, *limits))
 

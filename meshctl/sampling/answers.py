@@ -51,6 +51,9 @@ MAX_TOKENS = 2048
 IDS, LABELS, LOGPROBS = (MARK + f"held_{name}" for name in ("ids", "labels", "logprobs"))
 HELD_VERSION, UNSCORED = MARK + "held_version", -1
 """The mark with the version of the weights that computed the scores; `UNSCORED` before the first ones."""
+EPISODE = MARK + "episode"
+"""The mark of the rows of an agent's episodes: all rows whose ids differ in the last number alone are one
+episode."""
 VERSION, VERSIONS = MARK + "version", MARK + "versions"
 """The marks with the version of the weights of each token, -1 in the prompt, and with the oldest of a
 sample."""
@@ -248,8 +251,13 @@ class AnswerSampler(Component):
         """The held answers; None if the sampler cannot score given answers."""
         return HeldBySampler()
 
+    @property
+    @abstractmethod
+    def end_tokens(self) -> Sequence[int]:
+        """The tokens that end an answer, without those of the argument `stop`."""
+
     @contextmanager
-    def _awake(self) -> Iterator[None]:
+    def awake(self) -> Iterator[None]:
         """Returns a context in which the sampler generates and scores."""
         yield
 
@@ -272,21 +280,26 @@ class AnswerSampler(Component):
         """
         prompts = self.limits.prompts_of(batch)
         samples = batch.repeat(self.group_size)
-        with self._awake():
+        with self.awake():
             answers = await self._answers(prompts, samples)
-        version = self.generator.version
+        has_versions = self.generator.version is not None
         result = with_answers(
-            samples, answers, self.tokenizer, self.logprobs_dtype, has_versions=version is not None
+            samples, answers, self.tokenizer, self.logprobs_dtype, has_versions=has_versions
         )
-        in_pass, held = PASS_CALL.get(), {}
-        is_old = in_pass.has_old_weights if in_pass else version is not None and version < self.step - 1
-        if self._held and version is not None and is_old:
-            held = self._held.marks(result)
         if answers:
             count = len(answers)
             cut = sum(one.finish_reason == "length" for one in answers) / count
             self.log({"length": sum(len(one.tokens) for one in answers) / count, "cut": cut}, weight=count)
-        return result.with_columns(**held)
+        return self.marked(result)
+
+    def marked(self, answers: Batch) -> Batch:
+        """Returns answers with the marks of the held ones, if their weights may have changed before they are
+        trained."""
+        version, in_pass = self.generator.version, PASS_CALL.get()
+        is_old = in_pass.has_old_weights if in_pass else version is not None and version < self.step - 1
+        if self._held is None or version is None or not is_old:
+            return answers
+        return answers.with_columns(**self._held.marks(answers))
 
     async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
         """Returns an answer for each of `samples`, of which each prompt has `group_size`."""
@@ -315,12 +328,12 @@ class AnswerSampler(Component):
         if "generator" in self.__dict__:
             self.generator.close()
 
-    def _end_tokens(self, stop: Sequence[int], of_model: Callable[[], Sequence[int]]) -> list[int]:
-        """Returns the tokens that end an answer: those of the argument `stop`, of the tokenizer and of the
-        model. A config of values has those of its architecture's first model if it names none, and they
-        belong to another tokenizer."""
+    def _ends(self, of_model: Callable[[], Sequence[int]]) -> list[int]:
+        """Returns the tokens that end an answer: those of the tokenizer and of the model. A config of values
+        has those of its architecture's first model if it names none, and they belong to another
+        tokenizer."""
         is_stated = isinstance(self.model, str) or "eos_token_id" in {**self.model, **self.config}
-        ends = {*stop, *(of_model() if is_stated else ())}
+        ends = {*(of_model() if is_stated else ())}
         if self.tokenizer.end_token is not None:
             ends.add(self.tokenizer.end_token)
         return sorted(ends)

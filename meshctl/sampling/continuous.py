@@ -3,6 +3,8 @@
 call --submit--> Stepper.add          prompts join the answers that are running
                  Stepper.step         one decoding step of all of them
 call <--future-- the answers of a call, once all of them have ended
+
+A call whose future is cancelled is aborted.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ class Request:
 
     prompt: Sequence[int]
     seeds: Sequence[int]
+    max_new_tokens: int | None = None
+    """The most tokens of an answer, if that is less than those of the sampler; None for these."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, beside those of the sampler."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,9 @@ class Stepper(Protocol):
     def step(self) -> Iterable[tuple[Any, int, Answer]]:
         """Samples a token of each running answer. Returns those that have ended: the key of the request, the
         index among its seeds, and the answer."""
+
+    def abort(self, key: Any) -> None:
+        """Drops a request, which may have ended."""
 
     def reload(self, version: int) -> None:
         """Notes that the weights have changed, and are those of `version`. What was computed of running
@@ -153,7 +162,8 @@ class Continuous:
                 self._is_stepping = False
                 self._changed.notify_all()
             for call in ended:
-                call.future.set_result([call.answers[key] for key in sorted(call.answers)])
+                if call.future.set_running_or_notify_cancel():
+                    call.future.set_result([call.answers[key] for key in sorted(call.answers)])
 
     @property
     def _may_step(self) -> bool:
@@ -164,8 +174,16 @@ class Continuous:
         return bool(self._new or self._running)
 
     def _step(self, new: list[_Call]) -> list[_Call]:
+        new = [call for call in new if not call.future.cancelled()]
+        cancelled = [call for call in self._running if call.future.cancelled()]
+        self._running.difference_update(cancelled)
         self._running.update(new)
         try:
+            for call in cancelled:
+                for number in range(len(call.requests)):
+                    self._stepper.abort((call, number))
+            if not self._running:
+                return []
             for call in new:
                 for number, request in enumerate(call.requests):
                     self._stepper.add((call, number), request)
@@ -174,7 +192,8 @@ class Continuous:
             failed, self._running = self._running, set()
             self._stepper.drop()
             for call in failed:
-                call.future.set_exception(error)
+                if call.future.set_running_or_notify_cancel():
+                    call.future.set_exception(error)
             return []
         ended = list[_Call]()
         for (call, number), index, answer in found:

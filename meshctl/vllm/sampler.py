@@ -142,9 +142,10 @@ class Sampler(AnswerSampler):
         self._check_layout()
         device, is_cpu = self.device, self.device.type == "cpu"
         cache = CPU_CACHE_BYTES if is_cpu else None
+        has_texts = bool(self.sampling.stop_texts) or self.place.serves
         options = replace(
             self.options,
-            tokenizer=tokenizer_folder(self.tokenizer_name) if self.sampling.stop_texts else "",
+            tokenizer=tokenizer_folder(self.tokenizer_name) if has_texts else "",
             kv_cache_bytes=self.options.kv_cache_bytes or cache,
             device_type=device.type,
             device_index=device.index or 0,
@@ -182,9 +183,13 @@ class Sampler(AnswerSampler):
     # Sampling
 
     @cached_property
+    def end_tokens(self) -> list[int]:
+        return self._ends(lambda: self.engine.end_tokens)
+
+    @cached_property
     def generator(self) -> Continuous:
         """The thread that generates answers, made at the first access."""
-        ends = self._end_tokens(self.sampling.stop_tokens, lambda: self.engine.end_tokens)
+        ends = sorted({*self.sampling.stop_tokens, *self.end_tokens})
         return Continuous(VllmStepper(self.engine, replace(self.sampling, stop_tokens=tuple(ends))))
 
     async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
@@ -265,7 +270,7 @@ class Sampler(AnswerSampler):
             self._is_asleep = bool(parts)
 
     @contextmanager
-    def _awake(self) -> Iterator[None]:
+    def awake(self) -> Iterator[None]:
         self._wake()
         self._calls += 1
         try:
@@ -289,10 +294,19 @@ class VllmStepper:
         """The engine's name of weights -> their version."""
 
     def add(self, key: Any, request: Request) -> None:
+        own, most = self._sampling, self._sampling.max_new_tokens
+        most, texts = min(request.max_new_tokens or most, most), (*own.stop_texts, *request.stop)
+        sampling = replace(own, max_new_tokens=most, stop_texts=texts)
         for index, seed in enumerate(request.seeds):
             self._added += 1
             self._keys[str(self._added)] = key, index
-            self._engine.add(str(self._added), request.prompt, self._sampling, seed & MAX_SEED)
+            self._engine.add(str(self._added), request.prompt, sampling, seed & MAX_SEED)
+
+    def abort(self, key: Any) -> None:
+        names = [name for name, (own, _) in self._keys.items() if own == key]
+        self._engine.abort(names)
+        for name in names:
+            del self._keys[name]
 
     def step(self) -> list[tuple[Any, int, Answer]]:
         return [(*self._keys.pop(name), self._known(sampled)) for name, sampled in self._engine.step()]
