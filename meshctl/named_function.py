@@ -1,14 +1,35 @@
 """The lookup of a function that a recipe names: by a key of a table, or by the dotted path of a user's
-function. It does not load torch."""
+function; its parameters, and the numbers that it returns. It does not load torch."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
-from typing import Any
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from meshctl.package import install_command
+
+REWARD = "reward"
+"""The key of the reward in a mapping that a function returns."""
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Unsuitable(ValueError):
+    """A function returned something other than numbers."""
+
+
+class ColumnParameters(NamedTuple):
+    """The positional parameters of a function, which name columns."""
+
+    required: tuple[str, ...]
+    """Those without a default."""
+    optional: tuple[str, ...]
 
 
 def import_function(
@@ -42,3 +63,59 @@ def _unknown(kind: str, table: Mapping[str, str], name: str) -> str:
         f"{kind} `{name}` does not exist{suggestion}; the names are {', '.join(table)}, and a function of "
         "your own is a dotted path"
     )
+
+
+def parameters_of(
+    what: str, function: Callable[..., Any], options: Collection[str], error: type[Exception]
+) -> ColumnParameters:
+    """Returns the columns that a function takes. `what` names it in messages. Raises `error` unless its
+    keyword-only parameters have the names of the options."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        raise error(f"{what} does not state its parameters") from None
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    if unknown := [option for option in options if option not in known]:
+        raise error(
+            f"{what} has no option `{unknown[0]}`; its options, which are its keyword-only parameters, are "
+            f"{', '.join(known) or 'none'}"
+        )
+    unset = [
+        one.name
+        for one in parameters
+        if one.kind is one.KEYWORD_ONLY and one.default is one.empty and one.name not in options
+    ]
+    if unset:
+        raise error(f"{what} needs the option `{unset[0]}`")
+    columns = [one for one in parameters if one.kind in POSITIONAL]
+    required = tuple(one.name for one in columns if one.default is one.empty)
+    return ColumnParameters(required, tuple(one.name for one in columns if one.default is not one.empty))
+
+
+def numbers_of(value: Any) -> tuple[float, dict[str, float]]:
+    """Returns the reward and the further numbers that a function returned. Raises `Unsuitable`."""
+    if not isinstance(value, Mapping):
+        return _number(value, "returned"), {}
+    if REWARD not in value:
+        raise Unsuitable(f"returned a mapping without `{REWARD}`: {value!r:.60}")
+    numbers = {str(name): _number(number, f"returned as `{name}`") for name, number in value.items()}
+    return numbers.pop(REWARD), numbers
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise Unsuitable(f"{what} {value!r:.60}, not a number")
+    number = float(value)
+    if not isfinite(number):
+        raise Unsuitable(f"{what} {number}, not a finite number")
+    return number
+
+
+def described(error: BaseException, function: Callable[..., Any]) -> str:
+    """Returns the type and text of an exception, and the last line of the function's own file."""
+    text = str(error).strip().splitlines()[:1]
+    shown = ": ".join([type(error).__name__, *text])
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(sys.modules.get(getattr(function, "__module__", "")), "__file__", None)
+    own = [frame for frame in frames if frame.filename == file] or frames[-1:]
+    return f"{shown} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else shown

@@ -12,10 +12,11 @@ import torch
 
 from meshctl.argument_limits import check_arguments
 from meshctl.rewards.checks import FUNCTION
-from meshctl.rewards.functions import Choice, FunctionError, MessageError, Score, Scorer
+from meshctl.rewards.functions import Choice, FunctionError, Score, Scorer
 from meshctl.rewards.processes import Processes
-from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.batch import Batch, plain_values
 from meshctl.runtime.batch.ids import shown_ids
+from meshctl.runtime.child_process import MessageError
 from meshctl.runtime.component import Component, ComponentError, endpoint
 from meshctl.runtime.event_loop import PASS_CALL
 
@@ -154,7 +155,7 @@ class Function(Component):
                 f"rows with `keep: [{column}]`"
             )
         columns = {name: self._names.get(name, name) for name in (*required, *optional)}
-        values = {name: _values(batch[column]) for name, column in columns.items() if column in batch}
+        values = {name: plain_values(batch[column]) for name, column in columns.items() if column in batch}
         return [{name: column[row] for name, column in values.items()} for row in range(len(batch))]
 
     def _warn(self, scores: Sequence[Score], batch: Batch) -> None:
@@ -208,9 +209,3 @@ def _groups(batch: Batch) -> list[list[int]]:
     for row in range(len(batch)):
         rows.setdefault(() if ids is None else tuple(ids[row].tolist()), []).append(row)
     return [*rows.values()]
-
-
-def _values(column: Column) -> list[Any]:
-    if isinstance(column, Ragged):
-        return [row.tolist() for row in column.rows()]
-    return column.tolist() if isinstance(column, torch.Tensor) else column

@@ -6,57 +6,31 @@ processes that it has started, and another one takes its place. The other proces
 
 from __future__ import annotations
 
-import os
 import select
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
 from typing import Any
 
-from meshctl.package import PACKAGE_DIR
-from meshctl.rewards.functions import Choice, FunctionError, Score, receive, send
+from meshctl.rewards.functions import Choice, FunctionError, Score
+from meshctl.runtime.child_process import Process, receive, send
 
-PROGRAM = """\
-import sys
-sys.path.insert(0, sys.argv[1])
-from meshctl.rewards.child import main
-main(sys.argv[2:])
-"""
-"""The program of a process. Its arguments are the folder of the package, the pid of the parent and the
-descriptor of the connection."""
-EXIT_S = 1.0
-"""Seconds within which a process that has closed its connection ends."""
-POLL_S = 0.01
 NEVER = float("inf")
 Row = Mapping[str, Any]
 """Column -> value of a sample."""
 
 
-class Process:
+class RewardProcess(Process):
     """One worker process."""
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         """Starts the process, which then imports the functions."""
-        self.connection, other = Pipe()
-        descriptor, folder = other.fileno(), str(PACKAGE_DIR.parent)
-        with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, folder, str(os.getpid()), str(descriptor)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(descriptor,),  # all others are closed
-                process_group=0,  # Ctrl-C does not reach it, and what it starts is killed with it
-            )
+        functions = [[choice.name, choice.weight, dict(choice.options)] for choice in choices]
+        super().__init__("meshctl.rewards.child", {"functions": functions})
         self.sample: int | None = None
         """The sample that it scores; None if it waits for one."""
         self.is_ready = False
         self.deadline = NEVER
-        functions = [[choice.name, choice.weight, dict(choice.options)] for choice in choices]
-        with suppress(ConnectionError):  # `wait_until_ready` notices its end
-            send(self.connection, {"path": sys.path, "functions": functions})
 
     def wait_until_ready(self) -> Mapping[str, Sequence[str]]:
         """Returns the columns `required` and `optional` of the functions. Raises `FunctionError` if the
@@ -83,24 +57,6 @@ class Process:
         self.sample, self.deadline = None, NEVER
         return Score(reward, metrics, failure)
 
-    def how_it_ended(self) -> str:
-        """Returns how a process has ended that closed its connection, as `was killed by SIGSEGV`. Ends the
-        processes that it has started."""
-        give_up = time.monotonic() + EXIT_S
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT  # until it is reaped, its pid is not used again
-        while os.waitid(os.P_PID, self._process.pid, options) is None and time.monotonic() < give_up:
-            time.sleep(POLL_S)
-        code = self.kill()
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
-    def kill(self) -> int:
-        """Kills the process and those that it has started, and returns its exit status."""
-        self.connection.close()
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
 
 class Processes:
     """Several processes with the same functions."""
@@ -108,7 +64,7 @@ class Processes:
     def __init__(self, choices: Sequence[Choice], count: int, timeout_s: float) -> None:
         """Starts the processes. Raises `FunctionError` if the functions cannot be imported."""
         self._choices, self._timeout_s = choices, timeout_s
-        self._processes = [Process(choices) for _ in range(count)]
+        self._processes = [RewardProcess(choices) for _ in range(count)]
         self.required: Sequence[str] = ()
         self.optional: Sequence[str] = ()
         try:
@@ -141,7 +97,7 @@ class Processes:
             process.kill()
         self._processes = []
 
-    def _readable(self) -> list[Process]:
+    def _readable(self) -> list[RewardProcess]:
         """Waits for an answer or a deadline, and returns the processes that have answered or ended."""
         poll = select.poll()
         by_descriptor = {process.connection.fileno(): process for process in self._processes}
@@ -151,7 +107,7 @@ class Processes:
         timeout_ms = None if first == NEVER else max(0.0, first - time.monotonic()) * 1000 + 1
         return [by_descriptor[descriptor] for descriptor, _ in poll.poll(timeout_ms)]
 
-    def _read(self, process: Process, found: dict[int, Score]) -> None:
+    def _read(self, process: RewardProcess, found: dict[int, Score]) -> None:
         if not process.is_ready:
             process.wait_until_ready()
             return
@@ -164,7 +120,7 @@ class Processes:
             if sample is not None:
                 found[sample] = score
 
-    def _replace(self, process: Process, found: dict[int, Score], failure: str) -> None:
+    def _replace(self, process: RewardProcess, found: dict[int, Score], failure: str) -> None:
         if process.sample is not None:
             found[process.sample] = Score(failure=failure)
-        self._processes[self._processes.index(process)] = Process(self._choices)
+        self._processes[self._processes.index(process)] = RewardProcess(self._choices)

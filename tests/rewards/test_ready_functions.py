@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from meshctl.rewards.functions import FUNCTIONS, Choice, MessageError, Scorer, find
+from meshctl.rewards.functions import FUNCTIONS, Choice, Scorer, find
 from meshctl.rewards.texts import exact_match, length
 from meshctl.rewards.texts import format as of_format
+from meshctl.runtime.child_process import MessageError
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_a_missing_library_is_named_with_the_command(name: str, monkeypatch: pyt
 
 
 def test_only_plain_data_is_sent_to_a_process() -> None:
-    from meshctl.rewards.functions import receive, send
+    from meshctl.runtime.child_process import receive, send
 
     one, other = Pipe()
     with one, other:

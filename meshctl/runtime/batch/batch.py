@@ -86,6 +86,15 @@ class Ragged:
 
 
 Column = Tensor | Ragged | list[Any]
+
+
+def plain_values(column: Column) -> list[Any]:
+    """Returns the values of a column as plain data: for tensors numbers, or lists of them."""
+    if isinstance(column, Ragged):
+        return [row.tolist() for row in column.rows()]
+    return column.tolist() if isinstance(column, Tensor) else column
+
+
 MARK = "@"
 IDS, DEPTH, MOST = MARK + "ids", MARK + "group_depth", MARK + "most"
 """Names of the entries of a TensorDict for a batch's ids, `group_depth` and `most`."""
