@@ -20,6 +20,7 @@ from meshctl.losses.loss import token_logprobs
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective
+from meshctl.sampling.answers import EPISODE
 
 REF = "ref_"
 SIDES = ("chosen_", "rejected_")
@@ -321,15 +322,16 @@ def _column(batch: Batch, name: str, texts: Texts) -> Any:
     return column.to(texts.input_ids.device) if isinstance(column, Tensor) else column
 
 
-OF_GROUPS = ("group_tokens", "group_samples")
+OF_GROUPS = ("group_tokens", "group_samples", "episode_tokens", "episode_rows")
 ESTIMATES = ("advantages", "returns")
-OWN_INPUTS = ("group_index", "mask", "over_ranks", "group_tokens", "group_samples")
+OWN_INPUTS = ("group_index", "mask", "over_ranks", "group_tokens", "group_samples", "episode_tokens",
+              "episode_rows")  # fmt: skip
 """The inputs of losses and advantages that are computed here and are no columns."""
 
 
 def with_estimates(batch: Batch, loss: Loss, advantage: Advantage | None, data: Collective) -> Batch:
     """Returns the batch with the columns that `loss` takes from whole groups and that it does not have yet:
-    `advantages` and `returns`, by the function `advantage`, and `group_tokens` and `group_samples`.
+    `advantages` and `returns`, by the function `advantage`, and the sizes of groups and of episodes.
 
     All ranks of `data`, which are the data ranks, call this together. Raises `ModelError` for rewards that
     are not finite and for groups of one answer, and `LossError` if a column is missing.
@@ -339,9 +341,12 @@ def with_estimates(batch: Batch, loss: Loss, advantage: Advantage | None, data: 
         return batch
     texts = texts_of(batch, "", torch.device("cpu"))
     found: dict[str, Column] = {}
+    labels = (texts.targets != IGNORED).sum(1).to(torch.float32)
     if missing & {*OF_GROUPS} and (index := group_index(batch)) is not None:
-        labels = (texts.targets != IGNORED).sum(1).to(torch.float32)
         found["group_tokens"], found["group_samples"] = group_sums(labels, index), group_sizes(labels, index)
+    if (episodes := episode_index(batch)) is not None:
+        rows = group_sizes(labels, episodes)
+        found["episode_tokens"], found["episode_rows"] = group_sums(labels, episodes), rows
     if missing & {*ESTIMATES} and advantage:
         found |= _estimates(batch, texts, advantage, data)
     return batch.with_columns(**found)
@@ -359,6 +364,16 @@ def group_index(batch: Batch) -> Tensor | None:
     return index
 
 
+def episode_index(batch: Batch) -> Tensor | None:
+    """Returns int64 `[samples]`: the number of the episode of each row, in the order of first rows; None if
+    each row is a sample of its own."""
+    if EPISODE not in batch:
+        return None
+    numbers: dict[tuple[int, ...], int] = {}
+    found = [numbers.setdefault(tuple(id[:-1]), len(numbers)) for id in batch.ids.tolist()]
+    return torch.tensor(found, dtype=torch.int64)
+
+
 def _estimates(batch: Batch, texts: Texts, advantage: Advantage, data: Collective) -> dict[str, Column]:
     inputs: dict[str, Any] = {"over_ranks": lambda one: data.all_reduce(one.to(data.device)).cpu()}
     index = group_index(batch)
@@ -372,9 +387,28 @@ def _estimates(batch: Batch, texts: Texts, advantage: Advantage, data: Collectiv
     for name in advantage.inputs:
         if name in batch and name not in inputs:
             inputs[name] = aligned(batch, name, texts) if is_aligned(batch, name, texts) else batch[name]
+    episodes = episode_index(batch)
+    if episodes is not None and "rewards" in inputs and {*advantage.inputs} <= OF_ANSWERS:
+        return {ESTIMATES[0]: _of_episodes(inputs, episodes, advantage)}
     estimates = advantage(inputs)
     named = zip(ESTIMATES, estimates, strict=True)
     return {name: _estimate(values, texts, advantage) for name, values in named if values is not None}
+
+
+OF_ANSWERS = {"rewards", "group_index", "over_ranks"}
+"""The inputs of an advantage of whole answers."""
+
+
+def _of_episodes(inputs: Mapping[str, Any], episodes: Tensor, advantage: Advantage) -> Tensor:
+    """Returns the advantage of each row. The rows of an episode have the reward of its first one, and count
+    once."""
+    rows = {number: row for row, number in reversed([*enumerate(episodes.tolist())])}
+    first = [rows[number] for number in range(len(rows))]
+    own = {name: inputs[name][first] for name in ("rewards", "group_index") if name in inputs}
+    found = advantage({**inputs, **own}).advantages
+    if found.shape != (len(first),):
+        raise ModelError(f"advantage `{advantage.name}` must return one number for each episode")
+    return found[episodes]
 
 
 def _rewards(batch: Batch, texts: Texts) -> Tensor:
@@ -387,7 +421,10 @@ def _rewards(batch: Batch, texts: Texts) -> Tensor:
     rewards = rewards.cpu() if rewards.is_floating_point() else rewards.cpu().to(torch.float32)
     is_finite = rewards.reshape(len(batch), -1).isfinite().all(1)
     if not bool(is_finite.all()):
-        raise ModelError(f"the rewards of samples {shown_ids(batch.ids[~is_finite].tolist())} are not finite")
+        none = ": the agent gave none, and no stage after it" if EPISODE in batch else ""
+        raise ModelError(
+            f"the rewards of samples {shown_ids(batch.ids[~is_finite].tolist())} are not finite{none}"
+        )
     return rewards
 
 

@@ -25,7 +25,7 @@ model provides the inputs of this table that it computes; every other name is a 
 
 A column of floats with one value for each token of the texts is also `[tokens]`, aligned with `logprobs`.
 `PROVIDERS` names the stages that give these columns. `update` of `hf.Model` adds the columns `advantages`,
-`returns`, `group_tokens` and `group_samples`.
+`returns`, and the sizes of groups and of episodes.
 
     input                                          shape        content
     advantages                                     [tokens]     of the label (`meshctl.losses.advantages`)
@@ -34,6 +34,7 @@ A column of floats with one value for each token of the texts is also `[tokens]`
     teacher_top_logprobs                           [tokens, k]  of the teacher's k likeliest tokens
     values, returns                                [tokens]     of a critic before its update; their targets
     group_tokens, group_samples                    [samples]    labels and samples of the sample's group
+    episode_tokens, episode_rows                   [samples]    labels and rows of an agent's episode
 
 A loss returns a sum and a count and never a local mean. A trainer adds both over micro-batches and ranks, and
 divides once. The result is therefore exact for any number of ranks, micro-batches and tokens.

@@ -70,6 +70,10 @@ class Tokens:
     """`[samples]`: the number of labels of all samples of a sample's group."""
     group_samples: Tensor | None = None
     """`[samples]`: the number of samples of a sample's group."""
+    episode_tokens: Tensor | None = None
+    """`[samples]`: the number of labels of all rows of a sample's episode."""
+    episode_rows: Tensor | None = None
+    """`[samples]`: the number of these rows."""
 
     def units(self, aggregation: Aggregation, max_tokens: float = 1.0) -> Units:
         """Returns the weights of the tokens and the number of units.
@@ -79,6 +83,7 @@ class Tokens:
             group       all groups with a label have the same weight, and all tokens of a group
             constant    a token has the weight 1 / `max_tokens`; the units are samples
 
+        The rows of an episode of an agent are one sample.
         All weights of a token are known in its own micro-batch. Raises `LossError` for another name, and for
         `group` where the batch has no groups.
         """
@@ -87,10 +92,13 @@ class Tokens:
         mask = self.mask.detach()
         if aggregation == "token":
             return Units(mask, mask.sum())
+        one = torch.ones_like(self.sequence_tokens, dtype=mask.dtype)
+        parts = one if self.episode_rows is None else one / self.episode_rows
         if aggregation == "sequence":
-            return self._equal(self.sequence_tokens, torch.ones_like(self.sequence_tokens))
+            whole = self.sequence_tokens if self.episode_tokens is None else self.episode_tokens
+            return self._equal(whole, parts)
         if aggregation == "constant":
-            return Units(mask / max_tokens, mask.new_tensor(len(self.sequence_tokens)))
+            return Units(mask / max_tokens, parts.sum())
         if self.group_tokens is None or self.group_samples is None:
             raise LossError(lacking("`aggregation: group`", ["group_tokens"], self._given))
         return self._equal(self.group_tokens, 1 / self.group_samples)
@@ -200,6 +208,8 @@ def clipped_loss(
     ref_logprobs: Tensor | None = None,
     group_tokens: Tensor | None = None,
     group_samples: Tensor | None = None,
+    episode_tokens: Tensor | None = None,
+    episode_rows: Tensor | None = None,
     *,
     clip: float = 0.2,
     clip_high: float | None = None,
@@ -219,7 +229,8 @@ def clipped_loss(
     `importance` and `kl` where there are such inputs.
     """
     old = old_logprobs, sampled_logprobs, ref_logprobs
-    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
+    units = group_tokens, group_samples, episode_tokens, episode_rows
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, *units)
     log_ratio = tokens.log_ratio(loss)
     compared = tokens.sample_means(log_ratio)[tokens.sample_index] if is_per_sequence else log_ratio
     losses, is_clipped = clipped(compared, advantages, clip, clip_high)
@@ -256,6 +267,8 @@ def cispo(
     ref_logprobs: Tensor | None = None,
     group_tokens: Tensor | None = None,
     group_samples: Tensor | None = None,
+    episode_tokens: Tensor | None = None,
+    episode_rows: Tensor | None = None,
     *,
     min_ratio: float = 0.0,
     max_ratio: float = 5.0,
@@ -275,7 +288,8 @@ def cispo(
     metrics are those of `clipped_loss`.
     """
     old = old_logprobs, sampled_logprobs, ref_logprobs
-    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
+    units = group_tokens, group_samples, episode_tokens, episode_rows
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, *units)
     log_ratio = tokens.log_ratio("cispo").detach()
     bounded = log_ratio.exp().clamp(min_ratio, max_ratio)
     metrics = {
@@ -297,6 +311,8 @@ def rloo(
     ref_logprobs: Tensor | None = None,
     group_tokens: Tensor | None = None,
     group_samples: Tensor | None = None,
+    episode_tokens: Tensor | None = None,
+    episode_rows: Tensor | None = None,
     *,
     kl: float = 0.0,
     kl_estimator: KlEstimator = "k3",
@@ -314,9 +330,10 @@ def rloo(
     `clipped_loss`. `metrics` has `importance` and `kl` where there are such inputs.
     """
     old = old_logprobs, sampled_logprobs, ref_logprobs
-    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, group_tokens, group_samples)
-    units = tokens.units(aggregation, max_tokens)
-    return policy_sum(tokens, -advantages * logprobs, units, {}, importance_cap, kl, kl_estimator)
+    units = group_tokens, group_samples, episode_tokens, episode_rows
+    tokens = Tokens(logprobs, mask, sample_index, sequence_tokens, *old, *units)
+    losses, cap = -advantages * logprobs, importance_cap
+    return policy_sum(tokens, losses, tokens.units(aggregation, max_tokens), {}, cap, kl, kl_estimator)
 
 
 def value(
@@ -326,6 +343,8 @@ def value(
     sequence_tokens: Tensor,
     returns: Tensor,
     values: Tensor | None = None,
+    episode_tokens: Tensor | None = None,
+    episode_rows: Tensor | None = None,
     *,
     clip: float | None = None,
     aggregation: Literal["token", "sequence"] = "token",
@@ -344,7 +363,9 @@ def value(
     its first update with the batch; `clip` needs them. `aggregation` is `token` or `sequence`. `metrics` has
     the sums of `value` and `return`.
     """
-    units = Tokens(predicted_values, mask, sample_index, sequence_tokens).units(aggregation)
+    of_episodes = {"episode_tokens": episode_tokens, "episode_rows": episode_rows}
+    tokens = Tokens(predicted_values, mask, sample_index, sequence_tokens, **of_episodes)
+    units = tokens.units(aggregation)
     losses = (predicted_values - returns).square()
     if clip is not None:
         if values is None:
