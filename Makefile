@@ -10,6 +10,7 @@ REWARDS := .venv/rewards
 TRACK := .venv/track
 RAY := .venv/ray
 KUBERNETES := .venv/kubernetes
+CLIENTS := .venv/clients
 VLLM := .venv-vllm
 TORCH := .venv-torch
 OTHER_TORCH := 2.14.1
@@ -82,7 +83,7 @@ test: style $(BROWSER)
 suite: $(TOOLS) $(BYTECODE)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED)
 
-test-all: lint $(BROWSER) $(SLURM) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES)
+test-all: lint $(BROWSER) $(SLURM) $(REWARDS) $(TRACK) $(RAY) $(KUBERNETES) $(CLIENTS)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q $(SHARED) -m "not nightly"
 
 nightly: $(BROWSER) $(REWARDS) $(OLDER) smollm2
@@ -135,7 +136,7 @@ $(READY): pyproject.toml constraints.txt | $(BIN)/python
 # One call of pip, also in a clean clone: each one resolves all packages and builds this one.
 $(TOOLS): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m $(WITHOUT_OLD)
-	$(INSTALL) -e '.[recipes,dev,hf]' math-verify
+	$(INSTALL) -e '.[recipes,dev,hf,agents]' math-verify
 	@touch $(READY) $(TOOLS)
 
 # pytest rewrites each file of tests, which takes most of its start. Otherwise all processes of the first run do this at once.
@@ -165,6 +166,10 @@ $(RAY): $(TOOLS)
 $(KUBERNETES): $(TOOLS)
 	$(INSTALL) -e '.[kubernetes]'
 	@touch $(KUBERNETES)
+
+# A second client of the protocol that agents speak.
+$(CLIENTS): $(TOOLS)
+	$(INSTALL) --target $(CLIENTS) litellm==1.83.0
 
 # The tests look at pages in Debian's chromium. Where there is none it is installed, if that needs no password; it is tried once, and
 # without one those tests are skipped.

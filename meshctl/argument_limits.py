@@ -106,6 +106,11 @@ class Shipped:
     arguments `dtype`, `compute_dtype`, `optimizer`, `optimizer_options`, `lora` and `head`."""
     samples: bool = False
     """True if it generates `group_size` answers to each prompt, at `temperature`."""
+    dotted: tuple[str, ...] = ()
+    """The arguments that are dotted paths of functions of users."""
+    sampler: str = ""
+    """The argument that names the component of the same group whose engine it calls, and which has the
+    `temperature`."""
     learns: bool = False
     """True if it learns by `loss` and `advantage` with their options, at `temperature`."""
 

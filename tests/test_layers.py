@@ -13,7 +13,7 @@ from tests.sources import Import, modules
 
 LAYERS = {"topology": 0, "network": 0, "run": 0, "text": 0, "diagnostics": 0, "recipe": 1, "plan": 2}
 LAYERS |= {"engines": 3, "view": 3, "trackers": 3, "runtime": 3, "components": 3, "cli": 4}
-LAYERS |= {"losses": 3, "data": 3, "sampling": 3, "hf": 3, "rewards": 3, "vllm": 3}
+LAYERS |= {"agents": 3, "losses": 3, "data": 3, "sampling": 3, "hf": 3, "rewards": 3, "vllm": 3}
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "network", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
@@ -21,11 +21,12 @@ SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime"
 SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}
 SIBLINGS |= {("rewards", "runtime"), ("rewards", "data")}
 SIBLINGS |= {("vllm", "runtime"), ("vllm", "data"), ("vllm", "sampling")}
+SIBLINGS |= {("agents", "runtime"), ("agents", "data"), ("agents", "sampling")}
 SIBLINGS |= {("sampling", "runtime"), ("sampling", "data"), ("hf", "sampling")}
 """Pairs (importer, imported) that are allowed within layer 3."""
 NEVER = {
     (worker, "recipe")
-    for worker in ("runtime", "components", "losses", "data", "sampling", "hf", "rewards", "vllm")
+    for worker in ("agents", "runtime", "components", "losses", "data", "sampling", "hf", "rewards", "vllm")
 }
 """A worker knows the plan, not the YAML."""
 
@@ -35,13 +36,25 @@ HOMES = {
     "yaml": {"recipe"},
     "rich": {"view"},
     "typer": {"cli"},
-    "torch": {"runtime", "components", "engines", "losses", "data", "sampling", "hf", "rewards", "vllm"},
+    "torch": {
+        "agents",
+        "runtime",
+        "components",
+        "engines",
+        "losses",
+        "data",
+        "sampling",
+        "hf",
+        "rewards",
+        "vllm",
+    },
     "transformers": {"hf"},
     "peft": {"hf"},
     "vllm": {"vllm"},
     "safetensors": {"hf", "vllm"},
     "numpy": {"topology", "runtime", "components"},
-    "msgpack": {"runtime", "rewards"},
+    "msgpack": {"runtime"},
+    "aiohttp": {"agents"},
     "math_verify": {"rewards"},
     "reasoning_gym": {"rewards"},
     "ray": {"engines"},

@@ -85,7 +85,9 @@ def plan_of(recipe: str, overrides: list[str], held: Held = NOTHING, is_draft: b
         raise RecipeError(report)
     from meshctl.plan.resolve import resolve  # imported here, as a report of errors does not need it
 
-    plan, start = resolve(loaded.recipe, loaded.endpoints), Start((), engine=loaded.recipe.engine)
+    samplers = loaded.facts.samplers if loaded.facts else {}
+    plan = resolve(loaded.recipe, loaded.endpoints, samplers)
+    start = Start((), engine=loaded.recipe.engine)
     return Launchable(
         plan,
         loaded.composed,

@@ -138,6 +138,20 @@ class Tokenizer:
         self._check_has_template()
         return self._rendered(messages, tools, add_generation_prompt=True)
 
+    def parsed_response(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Sequence[Any] | None
+    ) -> Mapping[str, Any] | None:
+        """Returns the message of sampled tokens behind those of a prompt, as the tokenizer's response
+        template reads it: `content`, `thinking`, `tool_calls`. None if there is no such template or it does
+        not fit."""
+        if getattr(self._tokenizer, "response_template", None) is None:
+            return None
+        try:
+            found = self._tokenizer.parse_response(list(ids), prefix=list(prompt), tools=tools)
+        except Exception:  # it raises what its expressions and parsers of JSON raise
+            return None
+        return found if isinstance(found, Mapping) else None
+
     def chat(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, learned: Collection[int]
     ) -> tuple[list[int], list[bool]]:

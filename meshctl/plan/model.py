@@ -32,6 +32,7 @@ from meshctl.topology.cluster import NodeRanges
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
+from meshctl.topology.take import staleness
 
 FORMAT = 2
 """The format of the JSON. A plan of another format is refused."""
@@ -98,6 +99,8 @@ class Component:
     endpoints: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     """Method -> (dispatch, collect, execute) of its decorator, as read from the source text. A worker
     compares them with those of the imported class."""
+    sampler: str = field(default="", metadata=SPARSE)
+    """The component of the same group whose engine it calls; empty for none."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,11 @@ class Plan:
     def is_of_take(self, stage: Stage) -> bool:
         """Returns whether a stage runs in passes of their own pace."""
         return bool(stage.block) and self.block(stage.block).take > 0
+
+    def staleness(self, block: str) -> int:
+        """Returns the greatest age in steps of the weights with which a block samples."""
+        called = [self.component(stage.component) for stage in self.stages if stage.block == block]
+        return staleness(self.stages, {name for one in called for name in (one.name, one.sampler)})
 
     def is_in_passes(self, component: str) -> bool:
         """Returns whether passes of their own pace call a component."""

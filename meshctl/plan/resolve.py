@@ -34,9 +34,13 @@ class Defaults:
     dispatch, collect, execute, unread_parameter = "slice_dp", "flatten", "all", ""
 
 
-def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Plan:
-    """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and
-    method."""
+def resolve(
+    recipe: recipes.Recipe,
+    endpoints: Mapping[str, Mapping[str, Endpoint]],
+    samplers: Mapping[str, str] = {},
+) -> Plan:
+    """Returns the plan of a recipe. `endpoints` holds the decorators that were read, by component and method,
+    and `samplers` the components whose engines others call, by these."""
     allocation = allocation_of(recipe)
     stages = tuple(_stage(stage, endpoints) for stage in in_order(recipe))
     routes = tuple(_routes(stages))
@@ -46,7 +50,7 @@ def resolve(recipe: recipes.Recipe, endpoints: Mapping[str, Mapping[str, Endpoin
         cluster=allocation.cluster,
         groups=tuple(_groups(recipe, allocation)),
         components=tuple(
-            _component(recipe, component, endpoints.get(component.name, {}))
+            _component(recipe, component, endpoints.get(component.name, {}), samplers.get(component.name, ""))
             for component in recipe.components.values()
         ),
         stages=stages,
@@ -110,7 +114,10 @@ def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
 
 
 def _component(
-    recipe: recipes.Recipe, component: recipes.Component, endpoints: Mapping[str, Endpoint]
+    recipe: recipes.Recipe,
+    component: recipes.Component,
+    endpoints: Mapping[str, Endpoint],
+    sampler: str,
 ) -> Component:
     declared: dict[str, tuple[str, str, str]] = {}
     for stage in recipe.pipeline.values():
@@ -128,6 +135,7 @@ def _component(
         component.args,
         component.frozen,
         declared,
+        sampler,
     )
 
 

@@ -68,6 +68,10 @@ class RankContext:
     """The worker's progress record, in which collectives are counted."""
     in_use: threading.RLock = field(default_factory=threading.RLock)
     """Held while ordinary methods of the component run, where passes call it beside the program."""
+    peers: Mapping[str, object] = field(default_factory=dict)
+    """The components of this rank, by name. Those that come later in the recipe are there after `setup`."""
+    serves: bool = False
+    """True if another component of this rank calls its engine."""
     known_location: Location | None = None
     """The location, if the environment states it; None if it follows from `nodes`."""
 

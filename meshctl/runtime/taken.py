@@ -43,9 +43,7 @@ class TakenCall(Call):
         plan = context.plan
         block, mesh = plan.block(stage.block), plan.component(stage.component).mesh
         self._stages = [one for one in plan.stages if one.block == stage.block]
-        ours = {one.component for one in self._stages}
-        syncs = [one for one in plan.stages if one.kind == "sync" and one.to in ours]
-        is_old = block.ahead > 0 or any(one.lag + one.every > 1 for one in syncs)
+        is_old = block.ahead > 0 or plan.staleness(block.name) > 0
         self._passes = Passes(self._stages, context.components, state.versions, has_old_weights=is_old)
         self._sizes = block.take, block.ahead, block.late, mesh.data_size
         self._taking = Taking(*self._sizes)

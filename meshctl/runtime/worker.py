@@ -250,7 +250,7 @@ class Worker:
 
         They are made in the order of the recipe on all ranks, so that collectives in `setup` match.
         """
-        made, plan, start = {}, self._plan, self._start
+        made, plan, start = dict[str, Component](), self._plan, self._start
         devices = devices_of(plan.group(self._env.group))
         before = step_of(start.resume) if start.resume else start.after
         if devices[0].type == "cuda":
@@ -281,6 +281,8 @@ class Worker:
                 nodes=partial(ranks_by_node, plan, self._env.group),
                 alloc=data_plane.alloc,
                 progress=self._progress,
+                peers=made,
+                serves=any(one.sampler == placed.name for one in plan.components),
             )
             component = make(placed, methods, start.path, context)
             component.setup()

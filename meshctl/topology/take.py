@@ -18,8 +18,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+def staleness(stages: Iterable[Any], samplers: Collection[str]) -> int:
+    """Returns the greatest age of the weights with which components sample, in steps. `stages` are those of a
+    plan or of a recipe."""
+    syncs = (one for one in stages if one.kind == "sync" and one.to in samplers)
+    return max((one.lag + one.every - 1 for one in syncs), default=0)
 
 
 class OpenPass(NamedTuple):

@@ -24,7 +24,10 @@ from torch import nn
 
 from meshctl import Batch, DeviceMesh
 from meshctl.runtime.batch.batch import Ragged
+from meshctl.runtime.rank_context import RankContext
+from meshctl.sampling.continuous import Request
 from meshctl.vllm import Sampler, SamplerError
+from tests.agents.worlds import HERE, agent, questions
 
 CONFIG = {
     "model_type": "llama",
@@ -49,7 +52,9 @@ def sampler(
 ) -> Iterator[Sampler]:
     """Returns a context with a sampler, which has the weights of a model. A process has one at a time."""
     defaults = {"tokenizer": "byte", "max_new_tokens": 8, "kv_cache_bytes": 1 << 26}
+    place = options.pop("place", None)
     made = Sampler(config, **{**defaults, **options})
+    made._context = place
     made.setup()
     try:
         if weights is not None:
@@ -217,6 +222,36 @@ def error_of(call: Callable[[], Any]) -> str:
     raise AssertionError("no error")
 
 
+def agents_train_on_the_tokens_of_the_engine() -> None:
+    """Requests of several turns and of branches, whose prefixes the engine keeps; their limits and stop texts;
+    and a request whose client has gone."""
+    config = {**TIED, "max_position_embeddings": 512}
+    of = model(config, 1)
+    with sampler(config, of, max_new_tokens=24, place=RankContext("sampler", serves=True)) as one:
+        for function in ("turns", "branches"):
+            with (
+                TemporaryDirectory() as run,
+                agent(one, Path(run), function=f"{HERE}.{function}", group_size=2) as made,
+            ):
+                batch = made.run(questions("hi", "hello"))
+            assert len(batch) == (4 if function == "turns" else 20)
+            assert worst_difference(of, batch, 1.0) < TOLERANCE
+        prompt, texts = [65, 66, 67], [chr(letter) for letter in range(97, 123)]
+        requests = [
+            Request(prompt, [seed], most, stop)
+            for seed in range(8)
+            for most, stop in ((3, ()), (24, tuple(texts)))
+        ]
+        answers = one.generator.submit(requests).result()
+        assert all(len(answer.tokens) <= 3 for answer in answers[::2])
+        ended = one.tokenizer.decode_rows([answer.tokens for answer in answers[1::2]], is_plain=True)
+        stopped = [said for said in ended if set(texts) & set(said)]
+        # A letter behind an incomplete character is found with the character.
+        assert stopped and not any(set(texts) & set(said[:-4]) for said in stopped)
+        gone = one.generator.submit([Request(prompt, [1, 2])])
+        assert gone.cancel() and len(one.sample(prompts())) == 6 and one.generator.is_idle
+
+
 def an_incomplete_sync_is_refused() -> None:
     sent = stored(model(TIED, 1))
     with sampler() as one:
@@ -276,6 +311,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     given_texts_are_scored,
     answers_do_not_depend_on_the_batch,
     answers_end_with_their_stop,
+    agents_train_on_the_tokens_of_the_engine,
     an_incomplete_sync_is_refused,
     a_process_has_one_engine,
     an_unsupported_model_is_one_message,

@@ -21,6 +21,7 @@ from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
 from meshctl.topology.placement import NodeRun, Reach, span_nodes
+from meshctl.topology.take import staleness
 
 FORMAT = 1
 """Version of the JSON."""
@@ -108,6 +109,8 @@ class PlacedComponent:
     data_size: int
     process_groups: tuple[ProcessGroups, ...]
     """The process groups along each dim with a size above 1, outermost first, then those of the views."""
+    sampler: str = field(default="", metadata=SPARSE)
+    """The component of the same group whose engine it calls; empty for none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +193,11 @@ class Topology:
         """A sentence on each block with `take`: the greatest age of its tokens, and the most open passes."""
         found = list[str]()
         for block in (one for one in self.blocks if one.take):
-            components = {stage.component for stage in self.stages if stage.block == block.name}
-            syncs = [one for one in self.stages if one.kind == "sync" and one.to in components]
-            staleness = max((one.lag + one.every - 1 for one in syncs), default=0)
-            parts = (f"max_staleness {staleness}", f"ahead {block.ahead}", f"late {block.late}")
-            age = counted(staleness + block.ahead + block.late, "step")
+            called = {stage.component for stage in self.stages if stage.block == block.name}
+            called |= {one.sampler for one in self.components if one.name in called}
+            of_weights = staleness(self.stages, called)
+            parts = (f"max_staleness {of_weights}", f"ahead {block.ahead}", f"late {block.late}")
+            age = counted(of_weights + block.ahead + block.late, "step")
             is_old = f"a token is at most {age} old when it is trained ({' + '.join(parts)})"
             most = counted((block.ahead + 1) * block.take, "pass").replace("passs", "passes")
             found.append(f"{block.name}: {is_old}; at most {most} are open")
@@ -312,6 +315,7 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
         layout=layout_of(mesh),
         data_size=mesh.data_size,
         process_groups=tuple(process_groups(mesh, dim, runs) for dim in (*own, *views)),
+        sampler=component.sampler,
     )
 
 

@@ -43,7 +43,7 @@ WORDS = ("dispatch", "collect", "execute")
 """The parameters of the `endpoint` decorator that name modes."""
 RETRY = "retry"
 """A parameter of the decorator that no plan contains."""
-ROOMS = ("data", "hf", "rewards", "vllm")
+ROOMS = ("agents", "data", "hf", "rewards", "vllm")
 """The folders with ready-made components, each with a module `checks`, which imports no library."""
 PLACES = ("step", "rank", "world_size", "mesh", "torch_mesh", "device", "devices", "seed", "run_dir")
 """Attributes of `Component` that are values."""

@@ -135,11 +135,12 @@ MAPPINGS = ("lora", "schedule")
 def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """An argument names an entry of its table."""
     declared, code = facts.declares(component.name), facts.code_of(component.name)
-    for argument, table in declared.shipped.choices.items():
+    tables = {**declared.shipped.choices, **dict.fromkeys(declared.shipped.dotted, "")}
+    for argument, table in tables.items():
         path = ("args", *argument.split("."))
         is_own = path[1] in declared.own_arguments or not facts.is_valid("components", component.name, *path)
         for name, span in () if is_own else given_names(facts, component.name, path):
-            names, fixes, help = names_in(code, table), tuple[Fix, ...](), ""
+            names, fixes, help = names_in(code, table) if table else [], tuple[Fix, ...](), ""
             if "." in name and (last := name.removeprefix("torch.")) in names:
                 message, help = (
                     f"`{argument}` is `{name}`, and takes a name without `torch`",
@@ -153,6 +154,11 @@ def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
             elif "." not in name and names and name not in names:
                 message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
                 fixes = renamed(span, name, names)
+            elif "." not in name and not table:
+                message, help = (
+                    f"`{argument}` is `{name}`",
+                    f"write the dotted path of a function: FILE.{name}",
+                )
             else:
                 continue
             yield Diagnostic("MC453", message, span, help=help, fixes=fixes)

@@ -19,7 +19,14 @@ from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
-READY_MADE = ("meshctl.components", "meshctl.data", "meshctl.hf", "meshctl.rewards", "meshctl.vllm")
+READY_MADE = (
+    "meshctl.agents",
+    "meshctl.components",
+    "meshctl.data",
+    "meshctl.hf",
+    "meshctl.rewards",
+    "meshctl.vllm",
+)
 """The modules of ready-made components."""
 DERIVE = "use a class that derives from meshctl.Component"
 MAX_SECONDS = 4

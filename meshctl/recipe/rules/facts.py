@@ -277,6 +277,13 @@ class Facts:
         found = self.class_of(component)
         return found.declares if found and found.is_component else Declarations()
 
+    @cached_property
+    def samplers(self) -> dict[str, str]:
+        """Component -> the component of the same group whose engine it calls."""
+        found = {name: self.declares(name).shipped.sampler for name in self.recipe.components}
+        nodes = {name: self.argument(name, ("args", path)) for name, path in found.items() if path}
+        return {name: node.value for name, node in nodes.items() if node and isinstance(node.value, str)}
+
     def trained_by(self, component: str) -> frozenset[str]:
         """Returns the methods of a component that are known to train it: those that its class declares,
         otherwise those whose text computes gradients."""

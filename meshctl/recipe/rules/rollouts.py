@@ -1,5 +1,5 @@
-"""MC454 to MC456, MC461, MC465, MC508 and MC588: what samplers give, and what losses, advantages and rewards
-need.
+"""MC454 to MC456, MC461, MC465, MC508, MC588 and MC589: what samplers give, and what agents, losses,
+advantages and rewards need.
 
     loss `ppo`, whose function has the parameter `advantages`
       --advantage `gae`, whose function has the parameter `values`--> the update needs a column `values`
@@ -112,6 +112,7 @@ def temperatures_are_equal(facts: Facts) -> Iterator[Diagnostic]:
     reported: set[str] = set()
     for stage, sampler in _sampled(facts):
         component = stage.component
+        sampler = facts.samplers.get(sampler, sampler)
         sampled = value_of(facts, sampler, "temperature")
         learns = facts.declares(component).shipped.learns
         own = value_of(facts, component, "temperature") if learns else None
@@ -238,21 +239,48 @@ def rewards_are_computable(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     component, found = stage.component, facts.class_of(stage.component)
     choices = facts.declares(component).shipped.choices.items()
     paths = [("args", argument) for argument, table in choices if table == REWARDS]
-    if not paths or stage.method != "score" or found is None or found.overrides_returns:
+    own = [("args", argument) for argument in facts.declares(component).shipped.dotted]
+    is_called = stage.method == ("run" if own else "score")
+    if not (paths or own) or not is_called or found is None or found.overrides_returns:
         return
     columns, code = columns_given_to(facts, stage), facts.code_of(component)
     given = facts.node("components", component, *RENAMED)
     renamed = {} if given is None else facts.argument(component, RENAMED) and plain(given)
-    for name, span in (one for path in paths for one in given_names(facts, component, path)):
+    for name, span in (one for path in [*paths, *own] for one in given_names(facts, component, path)):
         parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
         if parameters is None or columns is None or not isinstance(renamed, dict):
             continue
-        needed = [renamed.get(one, one) for one in parameters.required]
+        needed = [renamed.get(one, one) for one in parameters.required[len(own) :]]  # without the episode
         if missing := [one for one in needed if one not in columns]:
             what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
             kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
             help = ANSWER_HELP if missing[0] in ANSWERS else kept
             yield Diagnostic("MC461", f"{what} of `{component}` needs", span, help=help)
+
+
+def samplers_are_beside(facts: Facts, component: Component) -> Iterator[Diagnostic]:
+    """An agent names a sampler of its group, which works alone on each rank."""
+    argument, name = facts.declares(component.name).shipped.sampler, facts.samplers.get(component.name)
+    node = facts.argument(component.name, ("args", argument)) if argument else None
+    if name is None or node is None:
+        return
+    other, mesh = facts.recipe.components.get(name), facts.meshes.get(name)
+    known = {one: facts.declares(one).shipped for one in facts.recipe.components}
+    samplers = [one for one, shipped in known.items() if shipped.samples and not shipped.sampler]
+    help = f"write {listed(samplers, 'or')}" if samplers else "add a `meshctl.hf.Sampler` to the group"
+    if other is None:
+        what, help = "which does not exist", did_you_mean(name, samplers) or help
+    elif name not in samplers and facts.class_of(name) is not None:
+        what = "which is not a sampler"
+    elif other.group != component.group:
+        what = f"which is on group `{other.group}`"
+        help = f"write `group: {other.group}` for `{component.name}`: requests are answered on their rank"
+    elif mesh is not None and mesh.size("dp") != mesh.world_size:
+        what, help = "whose model is split over ranks", f"leave out `parallel` of `{name}`"
+    else:
+        return
+    message = f"`{argument}` of `{component.name}` is `{name}`, {what}"
+    yield Diagnostic("MC589", message, node.span, help=help)
 
 
 def _reference_is_base(facts: Facts, stage: Stage, columns: frozenset[str]) -> Iterator[Diagnostic]:

@@ -13,6 +13,7 @@ from meshctl.recipe.rules.pipeline import KnownBlock
 from meshctl.recipe.rules.rollouts import columns_given_to, loss_of
 from meshctl.text.english import counted, listed
 from meshctl.topology.modes import DISPATCH
+from meshctl.topology.take import staleness
 
 NO_MEANING = {
     "samples": "a pass has one sample of its source, and all samples that are made of it",
@@ -106,7 +107,7 @@ def takes_feed_all_shares(facts: Facts, block: KnownBlock) -> Iterator[Diagnosti
 def ahead_has_devices_of_its_own(facts: Facts, block: KnownBlock) -> Iterator[Diagnostic]:
     """Passes that run ahead share no process and no device with training."""
     recipe, span = facts.recipe, facts.value("pipeline", block.name, "repeat", "ahead")
-    names = {recipe.pipeline[name].component for name in block.stages} if block.ahead else set()
+    names = _called(facts, block) if block.ahead else set()
     homes = [recipe.components.get(recipe.pipeline[name].component) for name in block.stages[:1] if names]
     for group in [recipe.groups[one.group] for one in homes if one and one.group in recipe.groups]:
         place = group.colocate or group.name
@@ -149,6 +150,10 @@ def old_logprobs_are_taken(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 
 def age_bound(facts: Facts, block: Block) -> int:
     """Returns the greatest age of a token when it is trained, in steps of the weights that sampled it."""
-    components = {facts.recipe.pipeline[name].component for name in block.stages}
-    syncs = [one for one in facts.recipe.pipeline.values() if one.kind == "sync" and one.to in components]
-    return max((one.lag + one.every - 1 for one in syncs), default=0) + block.ahead + block.late
+    return staleness(facts.recipe.pipeline.values(), _called(facts, block)) + block.ahead + block.late
+
+
+def _called(facts: Facts, block: Block) -> set[str]:
+    """Returns the components that the stages of a block call, and the samplers that these call."""
+    names = {facts.recipe.pipeline[name].component for name in block.stages}
+    return names | {facts.samplers[name] for name in names if name in facts.samplers}

@@ -219,6 +219,9 @@ class Pipeline:
         modes = [shown_mode(stage.collect)] if is_joined else []
         modes += {"first": ["rank 0"], "peer": ["by peer"]}.get(stage.execute, [])
         modes += filter(None, [self.marks.topology.repeat_of(stage)])
+        samplers = {one.name: one.sampler for one in self.marks.topology.components}
+        if stage.kind == "call" and (sampler := samplers[stage.component]):
+            modes.append(f"with {self.marks.letter(sampler).text}")
         times = [f"every {stage.every}"] * (stage.every > 1)
         times += [f"at {self.when[stage.name]}"] * bool(self.when[stage.name])
         times += ["ends the run"] * (stage.name in self.marks.topology.ends_run)
