@@ -122,7 +122,7 @@ def init(
         str,
         option(
             "Kind: train, grpo, distill or script; for Hugging Face models sft, sft_lora, dpo, reward_model, "
-            "grpo_hf, grpo_vllm, grpo_free, ppo or distill_on_policy.",
+            "grpo_hf, grpo_vllm, grpo_free, agent, ppo or distill_on_policy.",
             KINDS,
         ),
     ] = "",
@@ -318,6 +318,22 @@ def logs(
     from meshctl.cli.status import logs
 
     raise typer.Exit(logs(words or [], follow, grep, since, folder, format))
+
+
+@app.command()
+def episode(
+    words: Annotated[
+        list[str] | None,
+        argument("[RUN] [ID]", "A run, or the newest; and an episode, such as 17.3.", sources.runs),
+    ] = None,
+    replay: Annotated[bool, flag("Run its agent again with the kept replies.", "--replay")] = False,
+    folder: Folder = RUNS,
+) -> None:
+    """Show the kept episodes of agents. With an ID, show one as a conversation in which sampled text is
+    marked. The exit code of a replay is 1 if the agent asks something else."""
+    from meshctl.cli.episode import episode
+
+    raise typer.Exit(episode(words or [], replay, folder))
 
 
 @app.command()

@@ -53,6 +53,7 @@ def draw_one(record: RunRecord) -> str:
         Section("metrics", "Metrics", plots.metrics()),
         Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", faults(record)),
+        Section("episodes", "Slowest episodes", sections.episode_list(record)),
         Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
         Section("environment", "Environment", sections.environment(record)),
         Section("recipe", "Recipe", recipe(record)),

@@ -6,11 +6,15 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from heapq import nlargest
 from typing import Any
 
 from meshctl.plan.views.topology import topology
+from meshctl.run.episodes import episodes_of
 from meshctl.run.events import Event, restart_line
+from meshctl.text.english import counted
 from meshctl.text.redaction import redact
+from meshctl.view.episodes import SAMPLED, conversation
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.summary import means, route_rows
 from meshctl.view.pictures.svg import document
@@ -18,7 +22,7 @@ from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import RunRecord
 from meshctl.view.times import conclusions, percent, rows
 
-MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS = 12, 50, 50
+MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS, MAX_EPISODES = 12, 50, 50, 5
 
 
 def table(heads: Sequence[Child], rows: Iterable[Sequence[Child]], numbers: Sequence[int] = ()) -> Markup:
@@ -53,6 +57,20 @@ def when(seconds: float) -> str:
 
 
 # The head
+
+
+def episode_list(record: RunRecord) -> Markup:
+    """Returns the slowest of the kept episodes of agents, each as a conversation."""
+    kept = nlargest(MAX_EPISODES, episodes_of(record.seen.run), key=lambda one: one.seconds)
+    found = list[Markup]()
+    for one in kept:
+        text = [
+            tag("mark", f"{line}\n") if line.startswith(SAMPLED) else f"{line}\n"
+            for line in map(redact, conversation(one))
+        ]
+        summary = f"{one.id} of {one.component}: {one.reason}, {counted(len(one.calls), 'turn')}, "
+        found.append(details(summary + duration(one.seconds), tag("pre", *text, class_="recipe", tabindex=0)))
+    return inner(*found)
 
 
 def state_word(record: RunRecord) -> Markup:
