@@ -37,6 +37,7 @@ FILE = "recipe.schema.json"
 """Default name of the schema in a recipe's folder."""
 MODELINE = f"# yaml-language-server: $schema={FILE}\n"
 PYTHON_FILES = {"script": "an example script", **dict.fromkeys(templates.ROLLOUTS, "its reward, to edit")}
+PYTHON_FILES["agent"] = "its agent, to edit"
 """Kind -> description of its Python file; for other kinds it contains the classes of the recipe."""
 DEFAULT_PROCESSES = 2
 """Default number of ranks on cpu."""
@@ -193,7 +194,9 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
         ".jsonl": "its data",
         ".json": "the keys of recipes, for editors",
     }
-    roles = {file: what[file.suffix] for file in written}
+    roles = {
+        file: "its tokenizer" if file.parent.name == "tokenizer" else what[file.suffix] for file in written
+    }
     roles[to.recipe] = f"{counted(choice.workers, 'worker')}: {groups}"
     width = max(cells(str(file)) for file in written)
     for file in written:
@@ -201,8 +204,10 @@ def report(to: Place, written: list[Path], choice: Choice, here: Machine) -> Non
     print("\nnext:")
     for command in COMMANDS:
         print(f"  meshctl {command} {shlex.quote(str(to.recipe))}")
-    if choice.kind in templates.RECIPES and (missing := missing_libraries(templates.RECIPE_EXTRA)):
-        print(f"\nIt needs {listed(missing)}, not installed here: {install_command(templates.RECIPE_EXTRA)}")
+    extras = templates.RECIPE_EXTRAS.get(choice.kind, "hf")
+    missing = [one for extra in extras.split(",") for one in missing_libraries(extra) or ()]
+    if choice.kind in templates.RECIPES and missing:
+        print(f"\nIt needs {listed(missing)}, not installed here: {install_command(extras)}")
     needed, (kind, count) = min(choice.ranks, sum(choice.shares.values())), here
     if choice.device != "cpu" and (kind != choice.device or count < needed):
         has = counted(count, f"{kind} device") if count else "no accelerator"

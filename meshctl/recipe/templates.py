@@ -35,9 +35,11 @@ KINDS = {
     "grpo_hf": "a Hugging Face model learns from rewards (GRPO)",
     "grpo_vllm": "the same with vLLM as the sampler",
     "grpo_free": "the same with rollouts of their own pace",
+    "agent": "an agent with tools, which speaks the OpenAI protocol",
     "ppo": "the same with a critic (PPO)",
     "distill_on_policy": "a student learns from a teacher on its own answers",
 }
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 RECIPES = {
     "sft": ("rot13/chats.jsonl",),
     "sft_lora": ("rot13/chats.jsonl",),
@@ -46,16 +48,23 @@ RECIPES = {
     **dict.fromkeys(
         ("grpo_hf", "grpo_vllm", "grpo_free", "ppo"), ("alphabet/prompts.jsonl", "alphabet/reward.py")
     ),
+    "agent": (
+        *("calculator/agent.py", "calculator/sums.jsonl", "calculator/exam.jsonl"),
+        *(f"calculator/tokenizer/{name}" for name in TOKENIZER),
+    ),
     "distill_on_policy": ("rot13/pairs.jsonl", "rot13/chats.jsonl", "rot13/reward.py"),
 }
 """Kind with a recipe of the folder `recipes/` -> its data."""
 ROLLOUTS = {
     **dict.fromkeys(("grpo_hf", "grpo_vllm", "ppo"), "rollouts"),
     "grpo_free": "free",
+    "agent": "agent",
     "distill_on_policy": "distill",
 }
 """Kind of `RECIPES` with the group `rollout` beside `train`, and mostly with `judge` -> the config group with
 these."""
+FREE = ("grpo_free", "agent")
+"""The kinds whose group `rollout` runs ahead, on devices of its own, and has no judge beside it."""
 NAMES = {"grpo_hf": "grpo", "grpo_vllm": "grpo"}
 """Kind -> name of its recipe in the folder `recipes/`, where it differs."""
 VLLM_PYTHON = ".venv-vllm/bin/python"
@@ -66,8 +75,8 @@ TEACHER_SAMPLES = 6
 """The samples of a batch of the teacher in `conf/distill/laptop.yaml`."""
 MAX_RECIPE_RANKS = 100
 """Maximum number of ranks of these recipes: the batches of held-out data have 100 samples."""
-RECIPE_EXTRA = "hf"
-"""The extra of meshctl with the libraries of these recipes."""
+RECIPE_EXTRAS = {"agent": "hf,agents"}
+"""Kind -> the extras of meshctl with the libraries of its recipe, where they are not `hf`."""
 DEVICES = {"cpu": "processes", "cuda": "NVIDIA, or AMD with ROCm", "npu": "Ascend", "mps": "Apple"}
 LAYOUTS = {
     "fsdp": ("one model, split over all ranks", "{fsdp_size: auto}"),
@@ -118,7 +127,7 @@ class Choice:
 
     @property
     def has_judge(self) -> bool:
-        return self.kind in {"grpo", *ROLLOUTS} - {"grpo_free"}
+        return self.kind in {"grpo", *ROLLOUTS} - {*FREE}
 
     @property
     def workers(self) -> int:
@@ -135,7 +144,7 @@ def check(choice: Choice) -> None:
         raise WrongChoice(f"{choice.kind} has held-out data for at most {MAX_RECIPE_RANKS} ranks")
     if choice.device == "mps" and choice.ranks > 1:
         raise WrongChoice(f"a machine has one mps device, not {choice.ranks}")
-    is_shared = choice.device != "cpu" and choice.kind != "grpo_free"
+    is_shared = choice.device != "cpu" and choice.kind not in FREE
     if not is_shared and choice.ranks < len(choice.shares):
         raise WrongChoice(
             f"{choice.kind} has the groups {listed(choice.shares)}: on {choice.device} it needs at least "

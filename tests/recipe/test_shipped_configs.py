@@ -134,7 +134,7 @@ def test_every_shipped_option_is_used_here() -> None:
         "model": MODELS,
         "sampler": ("hf", "vllm"),  # tests/recipes/test_launch.py makes plans with these
         **dict.fromkeys(
-            ("long_context", "moe_ep", "twinkle_flow", "scale", "rollouts", "free", "distill"),
+            ("long_context", "moe_ep", "twinkle_flow", "scale", "rollouts", "free", "agent", "distill"),
             ("laptop", "node8"),
         ),
     }

@@ -26,8 +26,8 @@ JUDGED = {"rollout", "judge", "train"}
 SCALES: dict[tuple[str, str], dict[str, int]] = {
     **{(name, "laptop"): {"fsdp": 2} for name in ("sft", "sft_lora", "dpo", "reward_model")},
     **{(name, "node8"): {"fsdp": 8} for name in ("sft", "sft_lora", "dpo", "reward_model")},
-    **{(name, "laptop"): {"fsdp": 2} for name in ("grpo", "grpo_free", "ppo", "distill_on_policy")},
-    **{(name, "node8"): {"fsdp": 4} for name in ("grpo", "grpo_free", "ppo", "distill_on_policy")},
+    **{(name, "laptop"): {"fsdp": 2} for name in ("agent", "grpo", "grpo_free", "ppo", "distill_on_policy")},
+    **{(name, "node8"): {"fsdp": 4} for name in ("agent", "grpo", "grpo_free", "ppo", "distill_on_policy")},
     **{("grpo_vllm", scale): {"fsdp": size} for scale, size in (("laptop", 2), ("node8", 4))},
     ("long_context", "laptop"): {"fsdp": 2, "cp": 2, "ulysses": 2},
     ("long_context", "node8"): {"fsdp": 4, "cp": 2, "ulysses": 4},
@@ -130,12 +130,14 @@ def test_an_actor_with_three_dims_learns_from_four_samplers(tmp_path: Path) -> N
 
 
 @pytest.mark.slow_suite
-@pytest.mark.parametrize("recipe", ["grpo.yaml", "grpo_free.yaml", "ppo.yaml", "distill_on_policy.yaml"])
+@pytest.mark.parametrize(
+    "recipe", ["agent.yaml", "grpo.yaml", "grpo_free.yaml", "ppo.yaml", "distill_on_policy.yaml"]
+)
 def test_the_rewards_of_a_laptop_rise(tmp_path: Path, recipe: str) -> None:
     pytest.importorskip("transformers")
     lines = metrics(launch(tmp_path, recipe, "run.checkpoint=null", preload="meshctl.hf"))
     assert all(line["metrics.parity_mean"] < 1e-4 for line in lines if "metrics.parity_mean" in line)
-    scored = "rollouts.scored" if recipe == "grpo_free.yaml" else "scored"
+    scored = {"grpo_free.yaml": "rollouts.scored", "agent.yaml": "episodes.done"}.get(recipe, "scored")
     found = [line[f"{scored}.reward"] for line in lines if f"{scored}.reward" in line]
     assert found[0] < 0.05 and fmean(found[-5:]) > (0.1 if recipe == "ppo.yaml" else 0.6)
 

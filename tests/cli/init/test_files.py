@@ -202,7 +202,7 @@ def test_odd_names_are_answered(name: str, here: Path, capsys: pytest.CaptureFix
     assert names(here) == set()
 
 
-KINDS = "`train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf`, `grpo_vllm`, `grpo_free` and 2 more"
+KINDS = "`train`, `grpo`, `distill`, `script`, `sft`, `sft_lora`, `dpo`, `reward_model`, `grpo_hf`, `grpo_vllm`, `grpo_free` and 3 more"
 WRONG = {
     Options("grop"): f"kind `grop` does not exist; available: {KINDS}",
     Options("sft", ranks=101): "sft has held-out data for at most 100 ranks",

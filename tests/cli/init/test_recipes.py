@@ -53,6 +53,7 @@ LEARNED = {
     "distill": ("metrics.agrees", 0.7, 0.8),
     "grpo_hf": ("scored.reward", 0.05, 0.6),
     "grpo_free": ("rollouts.scored.reward", 0.05, 0.5),
+    "agent": ("episodes.done.reward", 0.1, 0.6),
     "ppo": ("scored.reward", 0.05, 0.1),
     "distill_on_policy": ("scored.reward", 0.05, 0.6),
 }
