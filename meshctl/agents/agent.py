@@ -50,7 +50,7 @@ class AgentError(ComponentError):
 class Agent(Component):
     """Runs an agent for each sample, `group_size` times."""
 
-    EXTRA: ClassVar = ("agents", "hf")
+    EXTRA: ClassVar = "agents"
     LAYOUTS: ClassVar = {"dims": ("dp",)}
     RETURNS: ClassVar = {
         "run": (

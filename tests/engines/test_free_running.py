@@ -185,10 +185,14 @@ def killed_alone(
         if further:
             there = gate.with_name(f"{gate.name}-{step + 1}")
             wait(lambda there=there: there.exists() or running.is_over, f"the samples of step {step + 1}")
-        started = [event for event in running.events("started") if event.group == "roll"]
-        pids = [event.value["pid"] for event in started if alive(event.value["pid"])]
-        with suppress(ProcessLookupError):
-            os.kill(chosen.choice(pids), signal.SIGKILL)
+
+        def pids() -> list[int]:  # none while the whole run restarts
+            started = [event.value["pid"] for event in running.events("started") if event.group == "roll"]
+            return [pid for pid in started if alive(pid)]
+
+        wait(lambda: bool(pids()) or running.is_over, f"a worker for kill {number}")
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(chosen.choice(pids()), signal.SIGKILL)
         wait(
             lambda number=number: running.is_over or len(running.events("restarted")) > number,
             f"restart {number}",
