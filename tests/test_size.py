@@ -32,11 +32,11 @@ ROOMS = {
     "text": 630,
     "topology": 4239,
     "trackers": 1088,
-    "view": 7982,
+    "view": 7983,
     "vllm": 894,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 87_989
+TOTAL = 87_990
 TESTS = 65_221
 """Lines of Python in `tests/`."""
 SMALL = 50

@@ -46,6 +46,7 @@ def draw(records: Sequence[RunRecord]) -> str:
 
 def draw_one(record: RunRecord) -> str:
     plots, lanes = Plots([record]), timeline.whole_run(record)
+    episodes = sections.episode_list(record)
     found = [
         Section("topology", "Topology", sections.topology_picture(record)),
         Section("time", "Where the time goes", times(record)),
@@ -53,7 +54,7 @@ def draw_one(record: RunRecord) -> str:
         Section("metrics", "Metrics", plots.metrics()),
         Section("memory", "Memory", plots.memory()),
         Section("faults", "Faults and restarts", faults(record)),
-        Section("episodes", "Slowest episodes", sections.episode_list(record)),
+        *([Section("episodes", "Slowest episodes", episodes)] if episodes else []),
         Section("checkpoints", "Checkpoints", sections.checkpoint_table(record)),
         Section("environment", "Environment", sections.environment(record)),
         Section("recipe", "Recipe", recipe(record)),
