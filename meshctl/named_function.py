@@ -28,7 +28,7 @@ class ColumnParameters(NamedTuple):
     """The positional parameters of a function, which name columns."""
 
     required: tuple[str, ...]
-    """Those without a default."""
+    """The parameters without a default."""
     optional: tuple[str, ...]
 
 

@@ -14,13 +14,13 @@ from tests.paths import PACKAGE, ROOT
 
 ROOMS = {
     "": 1035,
-    "agents": 1623,
-    "cli": 5129,
+    "agents": 1638,
+    "cli": 5133,
     "components": 698,
     "data": 2842,
     "diagnostics": 268,
     "engines": 12516,
-    "hf": 6081,
+    "hf": 6082,
     "losses": 1166,
     "network": 460,
     "plan": 2655,
@@ -36,8 +36,8 @@ ROOMS = {
     "vllm": 894,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 87_990
-TESTS = 65_221
+TOTAL = 88_010
+TESTS = 65_243
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

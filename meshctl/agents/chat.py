@@ -88,10 +88,9 @@ class Chat:
         of `stop` and what follows it are left out."""
         own = tokens[:-1] if tokens[-1] in self._ends else tokens
         parsed = self._tokenizer.parsed_response(own, prompt, tools)
-        if parsed is not None:
-            content, errors = parsed.get("content") or "", 0
-            calls = [one.get("function", one) for one in parsed.get("tool_calls") or ()]
-            reasoning = parsed.get("reasoning_content") or parsed.get("thinking") or ""
+        found = _message_of(parsed) if parsed is not None else None
+        if found is not None:
+            content, reasoning, calls, errors = *found, 0
         else:
             [text] = self._tokenizer.decode_rows([own], is_plain=True)
             thought = THINKING.match(text)
@@ -110,6 +109,24 @@ class Chat:
         return Reply(message, errors)
 
 
+def _message_of(parsed: Mapping[str, Any]) -> tuple[str, str, list[dict[str, Any]]] | None:
+    """Returns content, reasoning and calls of tools that a response template has read. Returns None if they
+    have other types, such as a call without a name."""
+    content, reasoning = parsed.get("content") or "", ""
+    for key in ("thinking", "reasoning_content"):
+        reasoning = parsed.get(key) or reasoning
+    given = parsed.get("tool_calls") or []
+    calls = [one.get("function", one) if isinstance(one, Mapping) else one for one in given]
+    if not isinstance(content, str) or not isinstance(reasoning, str) or not all(map(_is_call, calls)):
+        return None
+    return content, reasoning, [{"name": one["name"], "arguments": one.get("arguments", {})} for one in calls]
+
+
+def _is_call(value: Any) -> bool:
+    is_named = isinstance(value, Mapping) and isinstance(value.get("name"), str)
+    return is_named and isinstance(value.get("arguments", {}), Mapping)
+
+
 def _calls_in(content: str) -> tuple[str, list[dict[str, Any]], int]:
     """Returns the content without its calls of tools, these calls as `name` and `arguments`, and the number
     of those that cannot be parsed."""
@@ -121,11 +138,9 @@ def _calls_in(content: str) -> tuple[str, list[dict[str, Any]], int]:
             call = json.loads(found[1])
         except (ValueError, RecursionError):
             call = None
-        if isinstance(call, Mapping) and isinstance(call.get("name"), str):
-            arguments = call.get("arguments", {})
-            if isinstance(arguments, Mapping):
-                calls.append({"name": call["name"], "arguments": dict(arguments)})
-                return ""
+        if _is_call(call):
+            calls.append({"name": call["name"], "arguments": dict(call.get("arguments", {}))})
+            return ""
         errors += 1
         return found[0]
 

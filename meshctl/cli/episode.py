@@ -14,6 +14,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.episodes import KeptEpisode, episodes_of
 from meshctl.run.finding import find, name_of
+from meshctl.run.reading import DAMAGED
 from meshctl.text.english import counted
 from meshctl.text.redaction import redact
 from meshctl.view.episodes import conversation, table, text_of
@@ -43,9 +44,12 @@ def episode(words: Sequence[str], is_replayed: bool, folder: str) -> int:
     is_one = bool(ids) and len({one.id for one in kept}) == 1
     if is_replayed and not is_one:
         return refuse("`--replay` needs one episode, such as 17.3")
-    return (
-        _replay(run, kept[-1]) if is_replayed else _print(conversation(kept[-1]) if is_one else table(kept))
-    )
+    try:
+        if is_replayed:
+            return _replay(run, kept[-1])
+        return _print([*(conversation(kept[-1]) if is_one else table(kept))])
+    except DAMAGED as error:
+        return refuse(f"an episode of {name_of(run)} cannot be used: {why(error)}", NO_RUN)
 
 
 def _print(lines: Iterable[str]) -> int:

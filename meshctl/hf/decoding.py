@@ -198,6 +198,7 @@ class HfStepper:
         stops = (*self._stop.texts, *request.stop)
         self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds)), most, stops))
 
+    @torch.inference_mode()
     def abort(self, key: Any) -> None:
         self._waiting = deque(one for one in self._waiting if one.key != key)
         if rows := self._rows:

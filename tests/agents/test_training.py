@@ -1,4 +1,4 @@
-"""What is trained: the tokens of episodes, with the log-probabilities of the sampler, and each episode once."""
+"""Training on episodes: the log-probabilities of their tokens, and one count for each episode."""
 
 from __future__ import annotations
 

@@ -195,3 +195,5 @@ def test_a_response_template_of_the_tokenizer_reads_the_calls_of_tools(tmp_path:
         {"name": "add", "arguments": {"a": 1}}
     ]
     assert reply.message["tool_calls"][0]["id"] == f"call_{'0' * 16}_0"
+    broken = chat.reply("0" * 24, prompt, [*b"It is[CALL][1, 2][/CALL]", END], TOOLS, ())
+    assert broken.message["content"] == "It is[CALL][1, 2][/CALL]" and "tool_calls" not in broken.message

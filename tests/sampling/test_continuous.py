@@ -158,3 +158,23 @@ class WaitsTwice(Waits):
 def test_a_call_of_an_async_endpoint_waits_for_its_result() -> None:
     assert Waits().double(4) == 8
     assert WaitsTwice().double(4) == 16
+
+
+def test_a_call_that_is_cancelled_is_aborted_and_the_others_go_on() -> None:
+    """Its answers leave those that are running, and its prompts those that wait."""
+    alone = [answer for one in REQUESTS[1:] for answer in run(stepper("qwen3"), [(0, one)])]
+    engine, steps = stepper("qwen3", max_rows=4), 0
+    made, step = Continuous(engine), engine.step
+
+    def stepped() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            assert first.cancel()
+        return step()
+
+    engine.step = stepped  # type: ignore[method-assign]
+    with made.paused():
+        first, others = made.submit(REQUESTS[:1]), made.submit(REQUESTS[1:])
+    assert tokens(others.result()) == tokens(alone) and first.cancelled()
+    made.close()
