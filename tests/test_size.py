@@ -37,7 +37,7 @@ ROOMS = {
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
 TOTAL = 88_010
-TESTS = 65_243
+TESTS = 65_244
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

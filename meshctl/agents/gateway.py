@@ -235,7 +235,7 @@ class Gateway:
         is_list = tools is None or isinstance(tools, list)
         if not is_list or not all(map(_is_function, tools or ())):
             raise Refused(400, "`tools` is a list of functions with names", param="tools")
-        most = body.get("max_completion_tokens") or body.get("max_tokens")
+        most = body.get("max_completion_tokens", body.get("max_tokens"))
         if most is not None and (type(most) is not int or most < 1):
             raise Refused(400, "`max_tokens` is a positive integer", param="max_tokens")
         return Request(messages, tools, most, tuple(stop))

@@ -129,6 +129,7 @@ WRONG: dict[str, tuple[Any, int, str]] = {
     "tool_choice": ({**ASK, "tool_choice": "required"}, 400, "`tool_choice` is auto here"),
     "tools": ({**ASK, "tools": [{"name": "add"}]}, 400, "`tools` is a list of functions"),
     "max_tokens": ({**ASK, "max_tokens": 0.5}, 400, "`max_tokens` is a positive integer"),
+    "no token": ({**ASK, "max_tokens": 0}, 400, "`max_tokens` is a positive integer"),
     "stop": ({**ASK, "stop": [1]}, 400, "`stop` is a text or a list of texts"),
     "large": (b" " * (MAX_BODY + 1), 413, f"a body has at most {MAX_BODY} bytes"),
 }
