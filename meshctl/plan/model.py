@@ -15,7 +15,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from meshctl.dataclass import dataclass
 from meshctl.run.reading import decoded, text_of
@@ -34,6 +34,7 @@ from meshctl.topology.modes import Dispatch, Route
 from meshctl.topology.placement import GroupPlacement, NodeRun, node_runs
 from meshctl.topology.take import staleness
 
+T = TypeVar("T")
 FORMAT = 2
 """The format of the JSON. A plan of another format is refused."""
 NOT_STORED = {"stored": False}
@@ -309,7 +310,9 @@ class Plan:
     def _placement(self, name: str) -> GroupPlacement:
         if name not in self._placements:
             group = self.group(name)
-            self._placements[name] = GroupPlacement(node_runs(group, self.cluster), group.gpus_per_worker)
+            own = group.workers, group.devices, group.gpus_per_worker, group.nodes
+            runs = node_runs(self.cluster, group.device_type, *own)
+            self._placements[name] = GroupPlacement(runs, group.gpus_per_worker)
         return self._placements[name]
 
     def node_runs(self, group: str) -> tuple[NodeRun, ...]:
@@ -375,26 +378,31 @@ class Plan:
         return cls.from_json(text_of(path))
 
 
+def copied(kind: type[T], source: Any, **more: Any) -> T:
+    """Returns an object of a dataclass with the values that `source` has under the names of its fields.
+    `more` are further values, which take precedence."""
+    names = [one.name for one in fields(cast(Any, kind)) if hasattr(source, one.name)]
+    return kind(**{name: getattr(source, name) for name in names} | more)
+
+
 def _digest_of(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def as_data(value: Any, keys: Mapping[str, Mapping[str, str]] = {}) -> Any:
+def as_data(value: Any) -> Any:
     """Returns dataclasses and tuples as plain JSON data.
 
     Fields with the metadata `NOT_STORED` are left out, and so are `SPARSE` fields that have their default
-    value. The key of a field is its name, or the `key` in its metadata. `keys` maps class name -> field name
-    -> key, for fields with another key.
+    value. The key of a field is its name, or the `key` in its metadata.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        key_of = keys.get(type(value).__name__, {})
         stored = [
             (part, item) for part in fields(value) if _is_stored(part, item := getattr(value, part.name))
         ]
-        return {key_of.get(part.name, _key(part)): as_data(item, keys) for part, item in stored}
+        return {_key(part): as_data(item) for part, item in stored}
     if isinstance(value, Mapping):
-        return {str(key): as_data(item, keys) for key, item in value.items()}
-    return [as_data(item, keys) for item in value] if isinstance(value, (tuple, list)) else value
+        return {str(key): as_data(item) for key, item in value.items()}
+    return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def _key(part: Field[Any]) -> str:

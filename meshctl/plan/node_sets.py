@@ -13,6 +13,7 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.model import Group, Plan
 from meshctl.text.english import counted
 from meshctl.topology.cluster import NodeRanges
+from meshctl.topology.device_ranges import merged
 from meshctl.topology.placement import NodeRun
 
 
@@ -51,8 +52,10 @@ def node_sets(plan: Plan) -> tuple[NodeSet, ...]:
                 if group.device_type != "cpu":
                     end = run.first_device + run.each * group.gpus_per_worker
                     needed[group.device_type] = max(end, needed.get(group.device_type, 0))
-            extend(found.setdefault((groups, tuple(sorted(needed.items()))), []), start, stop)
-    return tuple(NodeSet(tuple(nodes), groups, dict(devices)) for (groups, devices), nodes in found.items())
+            found.setdefault((groups, tuple(sorted(needed.items()))), []).append((start, stop))
+    return tuple(
+        NodeSet(tuple(merged(nodes)), groups, dict(devices)) for (groups, devices), nodes in found.items()
+    )
 
 
 def segments(plan: Plan) -> Iterator[tuple[int, int, list[tuple[Group, NodeRun]]]]:
@@ -75,14 +78,6 @@ def segments(plan: Plan) -> Iterator[tuple[int, int, list[tuple[Group, NodeRun]]
             here.remove(held)
         here += begins.get(start, ())
         yield start, stop, here
-
-
-def extend(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    """Appends [start, stop) to ascending ranges, and joins it with the last one if that ends at its start."""
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], stop)
-    else:
-        ranges.append((start, stop))
 
 
 def number_of(text: str, plan: Plan) -> int:

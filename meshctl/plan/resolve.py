@@ -8,30 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal, Protocol, cast
+from typing import Any
 
-from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage
+from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage, copied
 from meshctl.recipe import model as recipes
+from meshctl.recipe.code.classes import Endpoint
 from meshctl.recipe.meshes import allocation_of, mesh_of
-from meshctl.recipe.stages import DeclaredModes, modes_of
+from meshctl.recipe.stages import modes_of
 from meshctl.topology.allocation import Allocation
 from meshctl.topology.modes import Route
-
-DeviceType = Literal["cuda", "npu", "mps", "cpu"]
-
-
-class Endpoint(DeclaredModes, Protocol):
-    """The arguments of an endpoint's decorator, as read from the source text."""
-
-    @property
-    def unread_parameter(self) -> str:
-        """The parameter whose argument could not be read because it is not a literal; empty for none."""
-
-
-class Defaults:
-    """The decorator's defaults, for an endpoint whose source text was not read."""
-
-    dispatch, collect, execute, unread_parameter = "slice_dp", "flatten", "all", ""
 
 
 def resolve(
@@ -59,13 +44,7 @@ def resolve(
             recipe.run,
             record=tuple(route.name for route in routes if {route.name, route.source} & {*recipe.run.record}),
         ),
-        blocks=tuple(
-            Block(
-                *(block.name, block.until, block.times, block.over, block.size, block.seed),
-                *(block.take, block.ahead, block.late),
-            )
-            for block in recipe.blocks.values()
-        ),
+        blocks=tuple(copied(Block, block) for block in recipe.blocks.values()),
     )
 
 
@@ -95,20 +74,14 @@ def _groups(recipe: recipes.Recipe, allocation: Allocation) -> Iterator[Group]:
         if own := group.program:
             start = ("-m", own.module) if own.module else (own.script,)
             program = Program((*start, *own.args), own.cwd, group.python, own.service)
-        yield Group(
-            name=group.name,
-            device_type=cast(DeviceType, group.device_type),
-            workers=group.workers,
+        yield copied(
+            Group,
+            group,
             first_job_rank=first_job_rank,
             devices=allocation.devices[group.name],
             nodes=allocation.nodes.get(group.name, ()),
-            gpus_per_worker=group.gpus_per_worker,
-            visible_devices=group.visible_devices,
-            env=group.env,
-            colocate=group.colocate,
             program=program,
             python="" if group.program else group.python,
-            restartable=group.restartable,
         )
         first_job_rank += group.workers
 
@@ -127,46 +100,24 @@ def _component(
         stated = {"dispatch": stage.dispatch.mode, "collect": stage.collect, "execute": stage.execute}
         if endpoint and not stated.get(endpoint.unread_parameter):
             declared[stage.method] = (endpoint.dispatch, endpoint.collect, endpoint.execute)
-    return Component(
-        component.name,
-        component.target,
-        component.group,
-        mesh_of(recipe, component),
-        component.args,
-        component.frozen,
-        declared,
-        sampler,
-    )
+    mesh = mesh_of(recipe, component)
+    return copied(Component, component, mesh=mesh, endpoints=declared, sampler=sampler)
 
 
 def _stage(stage: recipes.Stage, endpoints: Mapping[str, Mapping[str, Endpoint]]) -> Stage:
     declared = endpoints.get(stage.component, {}).get(stage.method) if stage.kind == "call" else None
-    modes = modes_of(stage, declared or Defaults())
+    modes = modes_of(stage, declared or Endpoint())
     inputs = zip(stage.inputs, modes.inputs, strict=True)
     # In a block the last pass may have fewer samples than shares.
     more: dict[str, Any] = {"allow_empty": True} if stage.block else {}
-    return Stage(
-        name=stage.name,
-        kind="sync" if stage.kind == "sync" else "call",
-        component=stage.component,
-        method=stage.method,
+    return copied(
+        Stage,
+        stage,
         inputs=tuple(
             Input(given.stages, given.parameter, replace(dispatch, **more)) for given, dispatch in inputs
         ),
         execute=modes.execute,
         collect=modes.collect,
-        samples=stage.samples,
-        sample_bytes=stage.sample_bytes,
-        every=stage.every,
-        when=cast(Literal["", "start", "end", "checkpoint"], stage.when),
-        to=stage.to,
-        to_method=stage.to_method,
-        lag=stage.lag,
-        checksum=stage.checksum,
-        is_without_data=stage.is_without_data,
-        ends_run=stage.ends_run,
-        patience=stage.patience,
-        block=stage.block,
     )
 
 

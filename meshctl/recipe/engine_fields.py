@@ -22,8 +22,7 @@ from meshctl.recipe.field_types import (
     Environment,
     Field,
     FieldReader,
-    OptionalInteger,
-    OptionalSeconds,
+    Integer,
     Retired,
     Schema,
     Seconds,
@@ -34,7 +33,7 @@ from meshctl.recipe.field_types import (
     Word,
     ref,
 )
-from meshctl.recipe.scalars import SECONDS_SCHEMA, number_of
+from meshctl.recipe.scalars import number_of
 from meshctl.recipe.section_types import Nested
 from meshctl.run.directory import EngineChoice
 from meshctl.text.english import listed
@@ -65,21 +64,6 @@ class Amounts(Type):
     def schema(self) -> Schema:
         amount = {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": OPEN}
         return {"type": ["object", "string"], "pattern": OPEN, "additionalProperties": amount}
-
-
-class Lease(Seconds):
-    """The lease of a node."""
-
-    def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
-        found: float | None = super().read(reader, node, path)
-        if found is not None and found < LEAST_LEASE_S:
-            reader.expected(f"at least {LEAST_LEASE_S:.0f} s", node, path)
-            return None
-        return found
-
-    def schema(self) -> Schema:
-        kinds = {"type": ["number", "string"], "minimum": LEAST_LEASE_S}
-        return {**kinds, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +116,7 @@ SETUP = Field("setup", Texts(),
 JOIN_LIMIT = Field("join_limit", Seconds(), default=300.0,
     doc="Seconds within which all nodes must have connected to the head.",
     aliases="join_timeout rdzv_timeout")
-LEASE = Field("lease", Lease(), default=15.0,
+LEASE = Field("lease", Seconds(LEAST_LEASE_S), default=15.0,
     doc="Seconds of silence after which a node and the head regard each other as lost, and end.",
     aliases="heartbeat_timeout")
 HEAD = Field("head", Text(),
@@ -175,7 +159,7 @@ RAY = Section("ray", "`engine.ray`", (
     Field("namespace", Text(), default="meshctl",
         doc="Namespace of the placement group and its actors in the cluster.",
         aliases="ray_namespace"),
-    Field("cpus", OptionalInteger(),
+    Field("cpus", Integer(), is_optional=True,
         doc="CPUs of the cluster that each node takes. Default: one for each of its workers.",
         aliases="num_cpus cpus_per_node num_cpus_per_node"),
     Field("resources", Amounts(),
@@ -185,7 +169,7 @@ RAY = Section("ray", "`engine.ray`", (
     Field("env", Environment(),
         doc="Environment variables of the nodes: a mapping with values, or a list of names to pass through.",
         aliases="env_vars runtime_env environment"),
-    Field("placement_limit", OptionalSeconds(),
+    Field("placement_limit", Seconds(), is_optional=True,
         doc="Seconds to wait for room in the cluster, e.g. until it has scaled. Default: 5 for what is in "
             "use, and none for what no machine has.",
         aliases="placement_timeout placement_group_timeout_s"),

@@ -152,9 +152,13 @@ class Field:
     required_help: str = ""
     aliases: str = ""
     """Names of the key in other systems, separated by spaces."""
+    is_optional: bool = False
+    """True if "left out" is None, which differs from 0 and false."""
 
     @property
     def value_if_absent(self) -> Any:
+        if self.is_optional:
+            return None
         return self.type.empty if self.default is None else self.default
 
     def schema(self) -> Schema:
@@ -345,15 +349,6 @@ class Integer(Type):
         return whole(self.min, self.max)
 
 
-class OptionalInteger(Integer):
-    """An integer for which 0 and "left out" have different meanings."""
-
-    empty: ClassVar[Any] = None
-
-    def schema(self) -> Schema:
-        return whole()
-
-
 @dataclass(frozen=True)
 class Size(Type):
     """A size of a mesh: a positive integer, or `auto`."""
@@ -372,30 +367,28 @@ class Size(Type):
         return {"anyOf": [auto, whole(1)]} if self.may_be_auto else whole(1)
 
 
+@dataclass(frozen=True)
 class Seconds(Type):
-    """A finite number of seconds, 0 or greater, written as a number or with units: 90s, 10m, 1h30m, 2d."""
+    """A finite number of seconds, written as a number or with units: 90s, 10m, 1h30m, 2d."""
 
+    least: float = 0
     empty: ClassVar[Any] = 0.0
 
     def read(self, reader: FieldReader, node: Node, path: KeyPath) -> Any:
         value = number_of(node, float)
         if isinstance(value, str) and (seconds := seconds_in(value)) is not None:
-            return seconds
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            value = seconds
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not self.least <= value < float("inf"):
             help = "write seconds, or 90s, 10m or 2h" if isinstance(value, str) else ""
-            reader.expected("a number of at least 0", node, path, help)
+            reader.expected(f"a number of at least {self.least:g}", node, path, help)
             return None
         reader.check_octal(node, path)
         return float(value)
 
     def schema(self) -> Schema:
-        return {"type": ["number", "string"], "minimum": 0, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
-
-
-class OptionalSeconds(Seconds):
-    """Seconds for which 0 and "left out" have different meanings."""
-
-    empty: ClassVar[Any] = None
+        kinds = {"type": ["number", "string"], "minimum": self.least}
+        return {**kinds, "pattern": f"{SECONDS_SCHEMA}|{OPEN}"}
 
 
 class Bytes(Type):
@@ -428,12 +421,6 @@ class Boolean(Type):
 
     def schema(self) -> Schema:
         return {"type": ["boolean", "string"], "pattern": OPEN}
-
-
-class OptionalBoolean(Boolean):
-    """A boolean that is None if it is left out."""
-
-    empty: ClassVar[Any] = None
 
 
 @dataclass(frozen=True)

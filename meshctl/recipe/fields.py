@@ -22,9 +22,6 @@ from meshctl.recipe.field_types import (
     Field,
     Integer,
     Metric,
-    OptionalBoolean,
-    OptionalInteger,
-    OptionalSeconds,
     Retired,
     Schema,
     Seconds,
@@ -339,10 +336,10 @@ CALL = Section("call", "a stage with `call`", (
     EVERY,
     WHEN,
     AFTER,
-    Field("ends_run", OptionalBoolean(),
+    Field("ends_run", Boolean(), is_optional=True,
         doc="Of a source: whether the run ends with its data. Default: for a source that is called in "
             "every step, or else for those that are called most often."),
-    Field("patience", OptionalSeconds(),
+    Field("patience", Seconds(), is_optional=True,
         doc="Seconds in which a worker must advance while the endpoint runs. Default: `run.patience`.",
         aliases="timeout timeout_seconds"),
 ))
@@ -356,11 +353,11 @@ SYNC = Section("sync", "a sync", (
             "`load_weights`.",
         required="sync `{name}` needs `to`, the component that loads the weights"),
     EVERY,
-    Field("max_staleness", OptionalInteger(),
+    Field("max_staleness", Integer(), is_optional=True,
         doc="How many steps old the weights may be. Default: `every` - 1, which is strictly on-policy "
             "for `every: 1`.",
         aliases="staleness max_policy_age staleness_threshold"),
-    Field("checksum", OptionalBoolean(),
+    Field("checksum", Boolean(), is_optional=True,
         doc="Whether each received part is compared with a checksum of what was sent: in all syncs, or in "
             "none. Default: in the first two syncs of a run."),
     WHEN,

@@ -15,7 +15,6 @@ from meshctl.recipe.field_types import (
     Field,
     FieldReader,
     Integer,
-    OptionalSeconds,
     Schema,
     Seconds,
     Section,
@@ -204,7 +203,7 @@ OPTIONS = (
         doc="Time after which the pods are ended, in seconds or as 4h. Default: no limit. `run.time_limit` "
             "ends a run in order.",
         aliases="activeDeadlineSeconds active_deadline timeout walltime"),
-    Field("grace", OptionalSeconds(),
+    Field("grace", Seconds(), is_optional=True,
         doc="Time from the request to end until the pods are killed. Default: `run.grace` and 30 s.",
         aliases="terminationGracePeriodSeconds termination_grace_period"),
     Field("max_restarts", Integer(0, MAX_RESTARTS), default=0,

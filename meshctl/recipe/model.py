@@ -17,6 +17,7 @@ from meshctl.recipe.fields import GROUP, RECIPE, REPEAT, STAGE
 from meshctl.run.directory import EngineChoice
 from meshctl.run.settings import Run
 from meshctl.topology.cluster import DevicesPerNode, NodeRanges, devices_by_node
+from meshctl.topology.device_ranges import merged
 from meshctl.topology.modes import Dispatch
 
 
@@ -79,13 +80,7 @@ class Cluster:
 
     def ranges_of(self, nodes: tuple[int | str, ...]) -> NodeRanges:
         """Returns the nodes that a group names, in ascending order. Unknown names are left out."""
-        ranges: list[tuple[int, int]] = []
-        for start, stop in sorted(found for node in nodes if (found := self.range_of(node))):
-            if ranges and start <= ranges[-1][1]:
-                ranges[-1] = (ranges[-1][0], max(stop, ranges[-1][1]))
-            else:
-                ranges.append((start, stop))
-        return tuple(ranges)
+        return tuple(merged(sorted(found for node in nodes if (found := self.range_of(node)))))
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import lcm
-from typing import Protocol
 
 from meshctl.dataclass import dataclass
+from meshctl.recipe.code.classes import Endpoint
 from meshctl.recipe.model import Stage
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import (
@@ -20,17 +20,6 @@ from meshctl.topology.modes import (
     RankSet,
     producer_set,
 )
-
-
-class DeclaredModes(Protocol):
-    """The modes in the decorator of an endpoint."""
-
-    @property
-    def dispatch(self) -> str: ...
-    @property
-    def collect(self) -> str: ...
-    @property
-    def execute(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class StageModes:
         return self.producers.count(mesh) if mesh is not None and is_known else 0
 
 
-def modes_of(stage: Stage, declared: DeclaredModes) -> StageModes:
+def modes_of(stage: Stage, declared: Endpoint) -> StageModes:
     return StageModes(
         execute=stage.execute or declared.execute,
         collect=stage.collect or declared.collect,

@@ -52,7 +52,6 @@ from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.peers import PeerTransport
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.runtime.user_modes import source_digests
-from meshctl.topology.cluster import transport_error
 from meshctl.topology.modes import Route
 
 JOIN = timedelta(seconds=60)
@@ -154,10 +153,7 @@ class Handshake:
 
     def connect(self) -> DataPlane:
         """Returns a data plane that reaches every worker with which this one shares a route; all workers call
-        it. Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree or the
-        environment asks for a transport that does not exist."""
-        if why := transport_error(os.environ):
-            raise ConnectError(why)
+        it. Raises `PeerLost` if workers do not come, and `ConnectError` where they do not agree."""
         near, far = self._peers()
         memory, access, far_devices = self._device(near, far)
         data_plane = DataPlane(self._context(memory is not None))

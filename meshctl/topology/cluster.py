@@ -22,22 +22,10 @@ DEVICE_ALIASES = {"gpu": "cuda"}
 """Other names of device types, compared in lower case."""
 DIRECT = ("cuda",)
 """Device types whose tensors move to other devices of the type without passing through CPU memory."""
-TRANSPORT_VARIABLE = "MESHCTL_TRANSPORT"
-TRANSPORTS = ("tcp",)
-"""The values of `TRANSPORT_VARIABLE`: the transports that carry frames between nodes."""
 DevicesPerNode = tuple[tuple[int, int], ...]
 """(number of nodes, devices on each of them), from node 0 on."""
 NodeRanges = tuple[tuple[int, int], ...]
 """Numbers of nodes, as ranges [start, stop) in ascending order."""
-
-
-def transport_error(environ: Mapping[str, str]) -> str:
-    """Returns an error message if the environment's `TRANSPORT_VARIABLE` is not one of `TRANSPORTS`; empty if
-    it is, or is not set."""
-    chosen = environ.get(TRANSPORT_VARIABLE, "")
-    if chosen in ("", *TRANSPORTS):
-        return ""
-    return f"{TRANSPORT_VARIABLE} is {chosen!r}: frames travel between nodes by {' or '.join(TRANSPORTS)}"
 
 
 @dataclass(frozen=True)

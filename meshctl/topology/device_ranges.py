@@ -14,11 +14,11 @@ UNLIMITED = 1 << 40
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the ranges, each joined with those that continue it."""
+    """Yields the ranges, each joined with those that continue it or begin inside it."""
     held: tuple[int, int] | None = None
     for start, stop in ranges:
-        if held and held[1] == start:
-            held = held[0], stop
+        if held and held[0] <= start <= held[1]:
+            held = held[0], max(held[1], stop)
             continue
         if held:
             yield held

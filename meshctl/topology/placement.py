@@ -14,29 +14,12 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import chain, pairwise, repeat
 from operator import ne
-from typing import Literal, Protocol
+from typing import Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import Cluster, NodeRanges
+from meshctl.topology.device_ranges import DeviceRanges, merged
 from meshctl.topology.mesh import DeviceMesh
-
-
-class Group(Protocol):
-    """The properties of a device group that determine its placement."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def device_type(self) -> str: ...
-    @property
-    def workers(self) -> int: ...
-    @property
-    def devices(self) -> tuple[tuple[int, int], ...]: ...
-    @property
-    def gpus_per_worker(self) -> int: ...
-    @property
-    def nodes(self) -> NodeRanges:
-        """On cpu: the nodes over which its workers are spread; empty for all."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +46,17 @@ class NodeRun:
         return self.first_node + self.nodes - 1
 
 
-def node_runs(group: Group, cluster: Cluster) -> tuple[NodeRun, ...]:
-    """Returns the nodes and devices of a group's ranks, in as few runs as possible.
+def node_runs(
+    cluster: Cluster, kind: str, workers: int, devices: DeviceRanges, each: int = 1, nodes: NodeRanges = ()
+) -> tuple[NodeRun, ...]:
+    """Returns the nodes and devices of the ranks of a group, in as few runs as possible.
 
-    Raises `ValueError` if a worker would have devices of several nodes.
+    `each` is the number of devices of a worker, and `nodes` those of a group on cpu; empty for all. Raises
+    `ValueError` if a worker would have devices of several nodes.
     """
-    if group.device_type == "cpu":
-        return joined(_on_cpu(group.workers, group.nodes or ((0, cluster.nodes),)))
-    return joined(_on_devices(group, cluster))
+    if kind == "cpu":
+        return joined(_on_cpu(workers, nodes or ((0, cluster.nodes),)))
+    return joined(_on_devices(cluster, kind, devices, each))
 
 
 def joined(runs: Iterable[NodeRun]) -> tuple[NodeRun, ...]:
@@ -100,15 +86,15 @@ def _on_cpu(workers: int, nodes: NodeRanges) -> Iterator[NodeRun]:
                 rank += count * some
 
 
-def _on_devices(group: Group, cluster: Cluster) -> Iterator[NodeRun]:
+def _on_devices(cluster: Cluster, kind: str, devices: DeviceRanges, each: int) -> Iterator[NodeRun]:
     rank = 0
-    for start, stop in group.devices:
-        for piece in cluster.pieces(group.device_type, start, stop):
-            each, rest = divmod(piece.each, group.gpus_per_worker)
+    for start, stop in devices:
+        for piece in cluster.pieces(kind, start, stop):
+            workers, rest = divmod(piece.each, each)
             if rest:
-                raise ValueError(f"a worker of group {group.name} would have devices of more than one node")
-            yield NodeRun(rank, piece.nodes * each, piece.first_node, each, piece.number)
-            rank += piece.nodes * each
+                raise ValueError("a worker would have devices of more than one node")
+            yield NodeRun(rank, piece.nodes * workers, piece.first_node, workers, piece.number)
+            rank += piece.nodes * workers
 
 
 # Look-ups
@@ -165,13 +151,7 @@ class GroupPlacement:
     @cached_property
     def nodes(self) -> tuple[tuple[int, int], ...]:
         """The nodes that have ranks, as ranges [start, stop)."""
-        ranges: list[tuple[int, int]] = []
-        for first, last in sorted((run.first_node, run.last_node) for run in self.runs):
-            if ranges and first <= ranges[-1][1]:
-                ranges[-1] = (ranges[-1][0], max(ranges[-1][1], last + 1))
-            else:
-                ranges.append((first, last + 1))
-        return tuple(ranges)
+        return tuple(merged(sorted((run.first_node, run.last_node + 1) for run in self.runs)))
 
     @cached_property
     def _first_ranks(self) -> list[int]:

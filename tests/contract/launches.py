@@ -116,8 +116,7 @@ def failed(folder: Path) -> Run:
     the other group has reported that it lost the trainer.
     """
     (folder / "fail").write_text("ConnectionResetError")
-    devices = {"MESHCTL_TRANSPORT": "tcp", "MESHCTL_DEVICES": "cpu"}
-    done = launch(folder, "run.yaml", program=WAITS_FOR_VICTIMS, **devices)
+    done = launch(folder, "run.yaml", program=WAITS_FOR_VICTIMS, MESHCTL_DEVICES="cpu")
     return ended(run_directory_of(folder), done)
 
 

@@ -145,19 +145,6 @@ def test_the_backend_of_torch_is_read_from_its_text(tmp_path: Path, monkeypatch:
     assert is_rocm()
 
 
-@pytest.mark.parametrize("where", ["environment", "group"])
-def test_a_transport_that_does_not_exist_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
-) -> None:
-    plan = plan_of(tmp_path, ("one", 1), env=(("MESHCTL_TRANSPORT", "gloo"),) if where == "group" else ())
-    if where == "environment":
-        monkeypatch.setenv("MESHCTL_TRANSPORT", "gloo")
-    with pytest.raises(
-        CannotStart, match=r"^MESHCTL_TRANSPORT is 'gloo': frames travel between nodes by tcp$"
-    ):
-        preflight(plan, Start(("/",)))
-
-
 def test_what_the_environment_lacks_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MY_TOKEN", raising=False)
     with pytest.raises(CannotStart, match="MY_TOKEN"):

@@ -85,7 +85,7 @@ def test_a_config_of_the_user_names_an_engine_with_options(tmp_path: Path) -> No
         ("ssh", [], "MC602", "engine `ssh` needs `engine.ssh.hosts`, or `engine.ssh.hosts_file`"),
         ("{ssh: {hosts: [a, a]}}", [], "MC603", "host `a` is listed twice"),
         ("{ssh: {hosts: [a]}}", ["cluster.nodes=2"], "MC603", "the recipe has 2 nodes, and `engine.ssh.hosts` lists 1 host"),
-        ("{commands: {lease: 0.5}}", [], "MC102", "`lease` must be at least 1 s, not 0.5"),
+        ("{commands: {lease: 0.5}}", [], "MC102", "`lease` must be a number of at least 1, not 0.5"),
         ("{local: {lease: 5}}", [], "MC101", "`engine.local` has no key `lease`"),
     ],
 )  # fmt: skip

@@ -88,10 +88,8 @@ def test_who_joins_waits_for_the_last_worker_of_the_group(monkeypatch: pytest.Mo
     assert order == ["the last one comes", "the first is in"]
 
 
-@pytest.mark.parametrize("between", ["", "tcp"])
-def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyPatch, between: str) -> None:
+def test_each_peer_is_reached_by_the_way_to_its_node() -> None:
     """Four workers on two nodes: a:0 and b:0, a:1 and b:1."""
-    monkeypatch.setenv("MESHCTL_TRANSPORT", between)
     store, made, seen = HashStore(), job(ranks=2, nodes=2), dict[tuple[int, int], str]()
 
     def work(job_rank: int) -> None:
@@ -111,15 +109,6 @@ def test_each_peer_is_reached_by_the_way_to_its_node(monkeypatch: pytest.MonkeyP
         seen == {pair: LocalTransport.__name__ if pair in near else TcpTransport.__name__ for pair in seen}
         and len(seen) == 12
     )
-
-
-@pytest.mark.parametrize("chosen", ["gloo", "rdma"])
-def test_a_transport_that_does_not_exist_is_an_error_that_names_those_that_do(
-    monkeypatch: pytest.MonkeyPatch, chosen: str
-) -> None:
-    monkeypatch.setenv("MESHCTL_TRANSPORT", chosen)
-    [error] = at_once(lambda: Handshake(job(), 0, HashStore()).connect())
-    assert error == f"ConnectError: MESHCTL_TRANSPORT is {chosen!r}: frames travel between nodes by tcp"
 
 
 def test_a_peer_that_only_its_own_node_can_reach_is_reported() -> None:

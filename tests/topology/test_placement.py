@@ -23,20 +23,22 @@ def on(device_type: str, *runs: tuple[int, int], per_worker: int = 1) -> Group:
 
 
 def test_a_row_of_devices_is_three_stretches() -> None:
-    assert node_runs(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8)) == (
+    assert node_runs(Cluster.of(12_501, cuda=8), "cuda", 100_000, ((3, 100_003),)) == (
         NodeRun(0, 5, 0, 5, 3),
         NodeRun(5, 99_992, 1, 8, 0),
         NodeRun(99_997, 3, 12_500, 3, 0),
     )
-    assert node_runs(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8)) == (NodeRun(0, 100_000, 0, 8, 0),)
+    assert node_runs(Cluster.of(12_500, cuda=8), "cuda", 100_000, ((0, 100_000),)) == (
+        NodeRun(0, 100_000, 0, 8, 0),
+    )
 
 
 def test_nodes_that_come_back() -> None:
     plan = Plan(
         "p", 0, Cluster.of(3, cuda=4), (on("cuda", (4, 6), (0, 2), (6, 7), (2, 3)),), (), (), (), Run()
     )
-    with pytest.raises(ValueError, match="a worker of group train would have devices of more than one node"):
-        node_runs(on("cuda", (0, 6), per_worker=2), Cluster.of(2, cuda=3))
+    with pytest.raises(ValueError, match="a worker would have devices of more than one node"):
+        node_runs(Cluster.of(2, cuda=3), "cuda", 3, ((0, 6),), 2)
     assert [plan.node_of("train", rank) for rank in range(6)] == [1, 1, 0, 0, 1, 0]
     assert [plan.local_rank("train", rank) for rank in range(6)] == [0, 1, 0, 1, 2, 2]
     assert [worker.rank for worker in plan.workers("train", 1)] == [0, 1, 4]
@@ -120,10 +122,10 @@ def test_a_large_world_is_not_listed_group_by_group(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(DeviceMesh, "process_groups", refuse)
     assert prod(mesh.shape) == 100_000
-    even = node_runs(on("cuda", (0, 100_000)), Cluster.of(12_500, cuda=8))
+    even = node_runs(Cluster.of(12_500, cuda=8), "cuda", 100_000, ((0, 100_000),))
     found = {dim: span_nodes(even, mesh, dim) for dim in ASKED}
     assert found == dict.fromkeys(ASKED, "all") | {"tp": "inside", "etp": "inside"}
-    moved = node_runs(on("cuda", (3, 100_003)), Cluster.of(12_501, cuda=8))
+    moved = node_runs(Cluster.of(12_501, cuda=8), "cuda", 100_000, ((3, 100_003),))
     assert [span_nodes(moved, mesh, dim) for dim in ("tp", "etp", "pp")] == ["all", "some", "all"]
-    moved = node_runs(on("cuda", (4, 100_004)), Cluster.of(12_501, cuda=8))
+    moved = node_runs(Cluster.of(12_501, cuda=8), "cuda", 100_000, ((4, 100_004),))
     assert span_nodes(moved, mesh, "etp") == "inside"

@@ -32,7 +32,6 @@ from meshctl.package import installed_version
 from meshctl.plan.model import Group, Plan
 from meshctl.run.directory import RunDir, Start
 from meshctl.text.english import in_words
-from meshctl.topology.cluster import transport_error
 
 CHANGE = "change this on the node, or choose another one"
 OTHER_FILES = Check(
@@ -94,8 +93,6 @@ def check_start(plan: Plan, start: Start, node: int = 0, environ: Mapping[str, s
         if lacking := missing(start, group):
             raise CannotStart(lacking)
         own = {name: resolve(value, environ) for name, value in group.env if value is not None}
-        if refused := transport_error({**environ, **own}):
-            raise CannotStart(refused)
         if unset := unset_in_args(plan, group, {**environ, **own}):
             raise CannotStart(unset)
 

@@ -10,7 +10,7 @@ boundaries of a part may differ from those shown by less than a group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import chain
 from typing import Literal
 
@@ -67,7 +67,7 @@ class RankInMesh:
     """Dim -> index of the rank, for the dims of the views that differ from the mesh."""
     data_rank: int
     data_size: int
-    is_leader: bool
+    is_leader: bool = field(metadata={"key": "speaks"})
     """True if the rank is the representative of its data rank: the only one whose results are collected."""
     peers: tuple[Peers, ...]
     """The process group along each dim with a size above 1, outermost first, then along the dims of views."""
@@ -112,7 +112,7 @@ class Exchange:
     """[start, stop) in sample order; None if no samples move, or if they are unknown."""
     over: Distance
     """The distance to the farthest of the ranks."""
-    distances: tuple[Distance, ...]
+    distances: tuple[Distance, ...] = field(metadata={"key": "ways"})
     """All different distances to the listed ranks, the nearest first."""
 
 
@@ -122,7 +122,7 @@ class RankRoute:
 
     route: str
     kind: Literal["data", "weights"]
-    is_producer: bool
+    is_producer: bool = field(metadata={"key": "gives"})
     component: str
     """The component at this rank's end."""
     other: str
@@ -138,7 +138,7 @@ class RankRoute:
     """The number of samples that the rank sends or receives; None if unknown."""
     some: bool = False
     """True if only some of the listed ranks exchange samples with this rank, and the run decides which."""
-    leader: int | None = None
+    leader: int | None = field(default=None, metadata={"key": "teller"})
     """At a consumer: the producer rank that sends it the headers of all producers. None at a producer."""
     note: str = ""
     """The reason why the samples are unknown."""
@@ -150,8 +150,8 @@ class RankZoom:
     rank: int
     workers: int
     """The number of workers of the group."""
-    job_rank: int
-    job_size: int
+    job_rank: int = field(metadata={"key": "place"})
+    job_size: int = field(metadata={"key": "places"})
     node: int
     local_rank: int
     device_type: str

@@ -11,6 +11,7 @@ Long lists contain only their first items and the last, so the size of a part do
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from itertools import islice
 from typing import Literal
 
@@ -102,7 +103,7 @@ class ComponentZoom:
     group: PlacedGroup
     dims: tuple[MeshDim, ...]
     """The dims of the mesh, outermost first, then those of the views that differ from the mesh."""
-    same_processes: tuple[str, ...]
+    same_processes: tuple[str, ...] = field(metadata={"key": "beside"})
     """The other components in the same processes."""
     process_groups: tuple[DimOfComponent, ...]
     stages: tuple[PlacedStage, ...]
@@ -118,7 +119,7 @@ class Process:
 
     group: str
     rank: int
-    job_rank: int
+    job_rank: int = field(metadata={"key": "place"})
     local_rank: int
     devices: tuple[int, ...]
     """The devices, numbered on the node."""

@@ -12,11 +12,23 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from meshctl.dataclass import dataclass
-from meshctl.plan.model import NOT_STORED, SPARSE, Block, Cluster, Component, Group, Input, Plan, Stage
-from meshctl.plan.node_sets import extend, segments
+from meshctl.plan.model import (
+    NOT_STORED,
+    SPARSE,
+    Block,
+    Cluster,
+    Component,
+    Group,
+    Input,
+    Plan,
+    Stage,
+    copied,
+)
+from meshctl.plan.node_sets import segments
 from meshctl.plan.views.distances import Distance, carries_samples, distances, ends_of
 from meshctl.text.english import counted
 from meshctl.text.redaction import command_line
+from meshctl.topology.device_ranges import merged
 from meshctl.topology.memory import Memory
 from meshctl.topology.mesh import VIEWS, DeviceMesh
 from meshctl.topology.modes import COLLECT, DISPATCH, EXECUTE, Route, part_count, producer_set
@@ -75,7 +87,7 @@ class PlacedGroup:
     components: tuple[str, ...]
     nodes: int
     """The number of nodes with workers of the group."""
-    node_runs: tuple[NodeRun, ...]
+    node_runs: tuple[NodeRun, ...] = field(metadata={"key": "stretches"})
     pools: tuple[str, ...] = field(default=(), metadata=SPARSE)
     """The node pools of these nodes."""
 
@@ -124,13 +136,13 @@ class PlacedStage(Stage):
 class Flow(Route):
     """A route with the numbers of its producer and consumer ranks."""
 
-    producer: str
+    producer: str = field(metadata={"key": "giver"})
     """The component that sends."""
-    consumer: str
+    consumer: str = field(metadata={"key": "taker"})
     """The component that receives."""
-    producers: int
+    producers: int = field(metadata={"key": "speakers"})
     """The number of producer ranks; 0 if a user's mode decides it."""
-    consumers: int
+    consumers: int = field(metadata={"key": "hearers"})
     """The number of consumer ranks; 0 if a user's mode decides it."""
     shares: int
     """The number of different parts of a batch that consumers have; 1 if all consumers receive the same."""
@@ -140,7 +152,7 @@ class Flow(Route):
     """The size in bytes of these samples, counting each once; 0 if the recipe does not state it."""
     over: Distance
     """The longest of `distances`."""
-    distances: tuple[Distance, ...]
+    distances: tuple[Distance, ...] = field(metadata={"key": "ways"})
     """The distances between producers and the consumers of their samples, the nearest first."""
 
 
@@ -252,9 +264,9 @@ def _node_kinds(plan: Plan) -> Iterator[NodeKind]:
         cells = tuple(cell for each in types for cell in _cells(plan, each, start, held))
         on_cpu = [group.name for group in plan.groups if group.device_type == "cpu"]
         kind = cells, tuple((name, counts[name]) for name in on_cpu if name in counts)
-        extend(runs.setdefault(kind, []), start, stop)
+        runs.setdefault(kind, []).append((start, stop))
     for (cells, processes), nodes in runs.items():
-        yield NodeKind(tuple(nodes), cells, processes)
+        yield NodeKind(tuple(merged(nodes)), cells, processes)
 
 
 def _cells(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) -> list[Cell]:
@@ -278,14 +290,10 @@ def _cells(plan: Plan, kind: str, node: int, held: list[tuple[Group, NodeRun]]) 
 
 
 def _group(plan: Plan, group: Group) -> PlacedGroup:
-    return PlacedGroup(
-        name=group.name,
-        device_type=group.device_type,
-        workers=group.workers,
+    return copied(
+        PlacedGroup,
+        group,
         devices=0 if group.device_type == "cpu" else group.workers * group.gpus_per_worker,
-        gpus_per_worker=group.gpus_per_worker,
-        visible_devices=group.visible_devices,
-        colocate=group.colocate,
         program=command_line(group.program.argv) if group.program else "",
         python=group.program.python if group.program else group.python,
         components=tuple(component.name for component in plan.components_of(group.name)),
@@ -305,17 +313,13 @@ def placed_component(plan: Plan, component: Component, letter: str) -> PlacedCom
     if mesh.ep_size * mesh.etp_size > 1:  # of the views, those that differ from the mesh
         views += VIEWS["expert"]
     views = [dim for dim in views if mesh.size(dim) > 1]
-    return PlacedComponent(
-        name=component.name,
+    return copied(
+        PlacedComponent,
+        component,
         letter=letter,
-        group=component.group,
-        target=component.target,
-        frozen=component.frozen,
-        mesh=mesh,
         layout=layout_of(mesh),
         data_size=mesh.data_size,
         process_groups=tuple(process_groups(mesh, dim, runs) for dim in (*own, *views)),
-        sampler=component.sampler,
     )
 
 

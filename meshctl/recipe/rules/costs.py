@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.model import DeviceGroup, Recipe
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.meshes import Placed
 from meshctl.text.english import counted
 from meshctl.topology.allocation import Allocation
-from meshctl.topology.cluster import Cluster, NodeRanges
-from meshctl.topology.device_ranges import DeviceRanges, device_count, first_split_worker
+from meshctl.topology.cluster import Cluster
+from meshctl.topology.device_ranges import DeviceRanges, clipped, device_count, gaps_between
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
@@ -59,14 +58,9 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
-    total, end = allocation.cluster.total(kind), 0
     names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
-    idle: list[tuple[int, int]] = []
-    for start, stop in [*sorted(some for name in names for some in allocation.devices[name]), (total, total)]:
-        if start > end:
-            idle.append((end, start))
-        end = max(end, stop)
-    return tuple(idle)
+    taken = sorted(some for name in names for some in allocation.devices[name])
+    return tuple(clipped(gaps_between(taken), 0, allocation.cluster.total(kind)))
 
 
 def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
@@ -80,18 +74,6 @@ def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:
 
 
 # Process groups that span nodes
-
-
-@dataclass(frozen=True)
-class AllocatedGroup:
-    """A group with its devices."""
-
-    name: str
-    device_type: str
-    workers: int
-    devices: DeviceRanges
-    gpus_per_worker: int
-    nodes: NodeRanges
 
 
 def process_groups_stay_on_node(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
@@ -126,12 +108,12 @@ def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeR
     """Returns the placement of a group's workers on nodes; empty if it is wrong or unknown."""
     if allocation is None or group.name in allocation.beyond:
         return ()
-    devices, cluster, each = allocation.devices[group.name], allocation.cluster, group.gpus_per_worker
-    if group.device_type != "cpu":
-        is_complete = device_count(devices) == group.devices
-        if not is_complete or first_split_worker(devices, each, cluster, group.device_type) is not None:
-            return ()
+    devices, each = allocation.devices[group.name], group.gpus_per_worker
+    if group.device_type != "cpu" and device_count(devices) != group.devices:
+        return ()
     nodes = allocation.nodes.get(group.name, ())
-    return node_runs(
-        AllocatedGroup(group.name, group.device_type, group.workers, devices, each, nodes), cluster
-    )
+    own = group.workers, devices, each, nodes
+    try:
+        return node_runs(allocation.cluster, group.device_type, *own)
+    except ValueError:
+        return ()
