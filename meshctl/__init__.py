@@ -7,8 +7,9 @@ Names are imported on use: `import meshctl` loads neither torch nor Hydra.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from meshctl.on_use import on_use
 
 if TYPE_CHECKING:
     from meshctl.runtime.batch.batch import Batch as Batch
@@ -34,53 +35,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PUBLIC = {
-    "Batch": "meshctl.runtime.batch.batch",
-    "CollectMode": "meshctl.topology.modes",
-    "Collective": "meshctl.runtime.collectives.collective",
-    "CollectiveError": "meshctl.runtime.collectives.collective",
-    "Component": "meshctl.runtime.component",
-    "ComponentError": "meshctl.runtime.component",
-    "copy_weights": "meshctl.runtime.component",
-    "DeviceMesh": "meshctl.topology.mesh",
-    "DispatchMode": "meshctl.topology.modes",
-    "ExecuteMode": "meshctl.topology.modes",
-    "Histogram": "meshctl.runtime.metrics.media",
-    "Image": "meshctl.runtime.metrics.media",
-    "MeshError": "meshctl.topology.mesh",
-    "OpenedRun": "meshctl.view.opened_run",
-    "Ragged": "meshctl.runtime.batch.batch",
-    "RankSet": "meshctl.topology.modes",
-    "SampleTable": "meshctl.topology.samples",
-    "Table": "meshctl.runtime.metrics.media",
-    "open_run": "meshctl.view.opened_run",
-    "endpoint": "meshctl.runtime.component",
+_HOMES = {
+    **dict.fromkeys(("Batch", "Ragged"), "runtime.batch.batch"),
+    **dict.fromkeys(("Collective", "CollectiveError"), "runtime.collectives.collective"),
+    **dict.fromkeys(("Component", "ComponentError", "copy_weights", "endpoint"), "runtime.component"),
+    **dict.fromkeys(("Histogram", "Image", "Table"), "runtime.metrics.media"),
+    **dict.fromkeys(("DeviceMesh", "MeshError"), "topology.mesh"),
+    **dict.fromkeys(("CollectMode", "DispatchMode", "ExecuteMode", "RankSet"), "topology.modes"),
+    "SampleTable": "topology.samples",
+    **dict.fromkeys(("OpenedRun", "open_run"), "view.opened_run"),
 }
-__all__ = [
-    "Batch",
-    "CollectMode",
-    "Collective",
-    "CollectiveError",
-    "Component",
-    "ComponentError",
-    "DeviceMesh",
-    "DispatchMode",
-    "ExecuteMode",
-    "Histogram",
-    "Image",
-    "MeshError",
-    "OpenedRun",
-    "Ragged",
-    "RankSet",
-    "SampleTable",
-    "Table",
-    "copy_weights",
-    "endpoint",
-    "open_run",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'meshctl' has no attribute {name!r}")
-    return getattr(import_module(_PUBLIC[name]), name)
+__all__ = list(_HOMES)
+__getattr__ = on_use(__name__, _HOMES)

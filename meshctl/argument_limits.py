@@ -9,7 +9,6 @@ come from the environment, with `check_arguments`. Nested arguments are written 
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from math import isfinite
@@ -42,7 +41,6 @@ UNUSABLE: Mapping[str, Mapping[str, str]] = {
 }
 """Architecture -> dim -> why the dim cannot be used for training, although transformers has a plan. `cp`
 stands for ulysses, too, and `cache` for the continuation of texts from a cache of keys and values."""
-BOUND = re.compile(r"\s*(>=|>|<=|<)\s*(-?\d+(?:\.\d+)?(?:e-?\d+)?)\s*", re.ASCII)
 
 
 class Problem(NamedTuple):
@@ -117,12 +115,10 @@ class Shipped:
     def problems(self, arguments: Mapping[str, Any]) -> Iterator[Problem]:
         """Yields what is wrong with the arguments of a constructor, defaults included."""
         for name, text in self.ranges.items():
-            found, value = Range.of(text), value_of(arguments, name)
+            value = value_of(arguments, name)
             for one in value if isinstance(value, (list, tuple)) else (value,):
-                if not found.has(one):
-                    is_text = isinstance(one, str)
-                    wrong = "an empty text" if is_text else f"{one}; it must be {found.described}"
-                    yield Problem("MC457", name, f"`{name}`", f"is {wrong}", one)
+                if wrong := out_of_range(text, one):
+                    yield Problem("MC457", name, f"`{name}`", wrong, one)
         for name, others in self.excludes.items():
             for other in others:
                 if all(_is_set(value_of(arguments, one)) for one in (name, other)):
@@ -147,45 +143,21 @@ class Shipped:
 NO_FACTS = Shipped()
 
 
-@dataclass(frozen=True)
-class Range:
-    """The finite numbers within all bounds, and texts, which may be empty or not. A value of another type is
-    not judged."""
-
-    bounds: tuple[tuple[str, str], ...] = ()
-    """(sign, number) of each bound."""
-    is_nonempty: bool = False
-    """True if a text must not be empty."""
-    is_whole: bool = False
-    """True if a number must be whole."""
-
-    @classmethod
-    def of(cls, text: str) -> Range:
-        """Returns the range of a text such as `> 0, <= 1` or `nonempty`. Raises `ValueError` for others."""
-        words = [part.strip() for part in text.split(",")]
-        found = [BOUND.fullmatch(one) for one in words if one not in (NONEMPTY, WHOLE)]
-        bounds = tuple((one[1], one[2]) for one in found if one)
-        if len(bounds) < len(found):
-            raise ValueError(f"{text!r} is not a range")
-        return cls(bounds, NONEMPTY in words, WHOLE in words)
-
-    def has(self, value: object) -> bool:
-        """Returns whether a value is in the range."""
-        if isinstance(value, str):
-            return bool(value) or not self.is_nonempty
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not self.bounds:
-            return True
-        return (
-            isfinite(value)
-            and not (self.is_whole and value % 1)
-            and all(COMPARISONS[sign][0](value, float(bound)) for sign, bound in self.bounds)
-        )
-
-    @property
-    def described(self) -> str:
-        """The bounds in words, `above 0 and at most 1`."""
-        whole = "a whole number of " if self.is_whole else ""
-        return whole + " and ".join(f"{COMPARISONS[sign][1]} {bound}" for sign, bound in self.bounds)
+def out_of_range(limits: str, value: object) -> str:
+    """Returns what is wrong with a number or a text for limits such as `> 0, <= 1` or `nonempty`; empty if
+    nothing is. A value of another type is not judged."""
+    words = [word.strip() for word in limits.split(",")]
+    if isinstance(value, str):
+        return "is an empty text" if not value and NONEMPTY in words else ""
+    bounds = [word.split() for word in words if word not in (NONEMPTY, WHOLE)]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not bounds:
+        return ""
+    is_within = all(COMPARISONS[sign][0](value, float(bound)) for sign, bound in bounds)
+    if isfinite(value) and is_within and not (WHOLE in words and value % 1):
+        return ""
+    whole = "a whole number of " if WHOLE in words else ""
+    allowed = " and ".join(f"{COMPARISONS[sign][1]} {bound}" for sign, bound in bounds)
+    return f"is {value}; it must be {whole}{allowed}"
 
 
 def check_arguments(facts: Shipped, arguments: Mapping[str, Any], error: type[Exception]) -> None:

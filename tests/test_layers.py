@@ -17,7 +17,7 @@ LAYERS |= {"agents": 3, "losses": 3, "data": 3, "sampling": 3, "hf": 3, "rewards
 """Folder -> layer; the modules at the top of the package are below layer 0."""
 GROUND = ("text", "topology", "network", "run", "diagnostics")
 """Layer 0 has an order of its own: each of these folders may import those before it."""
-SIBLINGS = {("components", "runtime"), ("losses", "runtime"), ("data", "runtime")}
+SIBLINGS = {("components", "runtime"), ("components", "data"), ("losses", "runtime"), ("data", "runtime")}
 SIBLINGS |= {("hf", "runtime"), ("hf", "losses"), ("hf", "data")}
 SIBLINGS |= {("rewards", "runtime"), ("rewards", "data")}
 SIBLINGS |= {("vllm", "runtime"), ("vllm", "data"), ("vllm", "sampling")}

@@ -108,7 +108,9 @@ def test_a_launch_names_it(tmp_path: Path) -> None:
 
 
 def test_files_that_were_overwritten_are_named(tmp_path: Path) -> None:
-    program = "import meshctl\ndel meshctl._PUBLIC, meshctl.__getattr__\nfrom meshctl.cli.main import main\nmain()\n"
+    program = (
+        "import meshctl\ndel meshctl._HOMES, meshctl.__getattr__\nfrom meshctl.cli.main import main\nmain()\n"
+    )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 4 and done.stdout == ""
     expected = f"another distribution has overwritten files of meshctl: {package.reinstall_command()}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from meshctl.cli import without_collection
 from meshctl.cli.output import REFUSED, refuse, why
 from meshctl.engines.connection import CONNECT_S, JOIN_S
-from meshctl.engines.engine import groups_on, nodes_of
+from meshctl.engines.engine import groups_on
 from meshctl.engines.shipping import begin_run
 from meshctl.network.addresses import split
 from meshctl.network.connection import TOKEN_VARIABLE
@@ -131,22 +131,7 @@ def placed(path: Path, group: str, place: str) -> tuple[int, str]:
         node = number_of(place, plan)
     except ValueError as error:
         return -1, str(error)
-    return node, refusal(plan, group, node)
-
-
-def refusal(plan: Plan, group: str, node: int) -> str:
-    """Returns the reason why the plan has nothing to run on this node; empty if it has."""
-    if not group:
-        if groups_on(plan, node):
-            return ""
-        return f"the plan has no group on node {node}, only on {_listed(nodes_of(plan))}"
-    names = [one.name for one in plan.groups]
-    if group not in names:
-        return f"the plan has no group {group!r}; it has {', '.join(names)}"
-    if node not in plan.nodes_of(group):
-        return f"group {group} is on node {_listed(plan.nodes_of(group))}, not on {node}"
-    return ""
-
-
-def _listed(nodes: tuple[int, ...]) -> str:
-    return ", ".join(map(str, nodes))
+    if (here := groups_on(plan, node)) and group in ("", *here):
+        return node, ""
+    what = f"group {group}" if group else "group"
+    return node, f"the plan has no {what} on node {node}"

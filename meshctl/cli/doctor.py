@@ -15,7 +15,7 @@ from textwrap import wrap
 
 from meshctl.cli import launch
 from meshctl.cli.forks import LaunchProcess
-from meshctl.cli.launch import needs_of, requirements_of
+from meshctl.cli.launch import requirements_of
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
 from meshctl.cli.output import check_format, has_color, write
 from meshctl.diagnostics import STATES, Check, RecipeError, as_data, tally
@@ -42,7 +42,7 @@ def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) ->
     check_format(format)
     code, ready, checks = (0, None, ()) if not recipe else prepared(recipe, overrides)
     try:
-        checks = (*examine(requirements_of(ready, needs_of(ready)) if ready else Requirements()), *checks)
+        checks = (*examine(requirements_of(ready) if ready else Requirements()), *checks)
         if run:
             if sys.stderr.isatty():
                 print("trying all paths between workers, about 20 seconds", file=sys.stderr, flush=True)

@@ -30,6 +30,7 @@ from meshctl.cli.validate import draw
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Check, RecipeError, Report
 from meshctl.engines.checks.device_files import requirements_on
+from meshctl.engines.checks.machine import problems
 from meshctl.engines.checks.requirements import Needs, Requirements
 from meshctl.engines.engine import (
     ENGINES,
@@ -200,8 +201,8 @@ def prepare(recipe: str, overrides: list[str], options: Options) -> tuple[int, L
             if not options.dry_run:
                 raise
             refusal = f"{error}"
-        needs = needs_of(ready)
-        ready, checks = replace(ready, needs=needs), engine.examine(requirements_of(ready, needs))
+        ready = replace(ready, needs=needs_of(ready))
+        checks = () if engine.examines_nodes else problems(requirements_of(ready))
         if ready.resume:
             ready = with_checkpoint(ready, ready.resume)
     except (RecipeError, Unreadable) as error:
@@ -390,9 +391,10 @@ def _devices(group: Group) -> str:
 # The needs of a recipe in memory and on disk, and what they require of this machine
 
 
-def requirements_of(ready: Launchable, needs: Needs) -> Requirements:
+def requirements_of(ready: Launchable) -> Requirements:
     """Returns the requirements of a recipe on this machine."""
-    return requirements_on(ready.plan, str(ready.resume.path if ready.resume else ready.plan.run.dir), needs)
+    runs = str(ready.resume.path if ready.resume else ready.plan.run.dir)
+    return requirements_on(ready.plan, runs, ready.needs or needs_of(ready))
 
 
 def needs_of(ready: Launchable) -> Needs:

@@ -31,7 +31,7 @@ def _called() -> None:
     if not set(sys.argv[1:]) & set(ANYWHERE) and not _has_folder():
         print("error: the working directory has been deleted: change to one that exists", file=sys.stderr)
         sys.exit(REFUSED if "launch" in sys.argv[1:] else UNREADABLE)
-    if not hasattr(meshctl, "_PUBLIC"):
+    if not hasattr(meshctl, "_HOMES"):
         from meshctl.package import namesake, reinstall_command
 
         found = f"{namesake() or 'another distribution'} has overwritten files of meshctl"

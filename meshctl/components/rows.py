@@ -13,7 +13,6 @@ resume, and the number of samples is the only position to save.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections.abc import Sequence
@@ -24,12 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.data.errors import DataError, RowError
+from meshctl.data.rows import JsonLines
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.runtime.component import Component, ComponentError, endpoint
-
-
-class RowsError(ComponentError):
-    """A file is missing, or its lines are not rows with the same keys."""
+from meshctl.runtime.component import Component, endpoint
 
 
 class Cycle(Component):
@@ -68,37 +65,27 @@ class Rows(Cycle):
 
 
 def found(path: str) -> Path:
-    """Returns the first such file in `sys.path`. Raises `RowsError` if there is none."""
+    """Returns the first such file in `sys.path`. Raises `DataError` if there is none."""
     folders = [Path(folder) for folder in sys.path]
     file = next((folder / path for folder in folders if (folder / path).is_file()), None)
     if file is None:
-        raise RowsError(
+        raise DataError(
             f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
         )
     return file
 
 
 def read(path: Path) -> Batch:
-    """Returns the columns of a JSON-lines file. Blank lines are skipped. Raises `RowsError`."""
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if line.strip():
-            rows.append(_row(line, f"{path}:{number}", rows[0] if rows else None))
+    """Returns the columns of a JSON-lines file. Blank lines are skipped. Raises `DataError`."""
+    lines = JsonLines(path)
+    rows = [lines[number] for number in range(len(lines))]
     if not rows:
-        raise RowsError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows")
+    for number, row in enumerate(rows):
+        if row.keys() != rows[0].keys():
+            problem = f"this row has the keys {', '.join(row)}, the first has {', '.join(rows[0])}"
+            raise RowError(lines.place(number), problem)
     return Batch({key: column([row[key] for row in rows]) for key in rows[0]})
-
-
-def _row(line: str, where: str, first: dict[str, Any] | None) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RowsError(f"{where}: {error.msg} at column {error.colno}") from None
-    if not isinstance(row, dict):
-        raise RowsError(f"{where}: a row is an object, not {json.dumps(row)[:40]}")
-    if first is not None and row.keys() != first.keys():
-        raise RowsError(f"{where}: this row has the keys {', '.join(row)}, the first has {', '.join(first)}")
-    return row
 
 
 def column(values: list[Any]) -> Tensor | Ragged | list[Any]:

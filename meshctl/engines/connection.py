@@ -30,8 +30,7 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from meshctl import __version__
 from meshctl.engines.engine import CannotStart
@@ -112,21 +111,13 @@ def _difference(version: str, package: object) -> str:
 
 STRANGERS_MAX = 256
 """Maximum number of peers that authenticate at the same time."""
-STRANGER_S, CROWDED_S = 10.0, 1.0
-"""Time limits for a peer to authenticate: usually, and for those of the crowd."""
-
-
-def crowd_of(hosts: Iterable[str]) -> str | None:
-    """Returns the host that has the most of `STRANGERS_MAX` peers; None while there are fewer. `hosts` are
-    those of all peers that authenticate."""
-    counts = Counter(hosts)
-    return counts.most_common(1)[0][0] if counts.total() >= STRANGERS_MAX else None
+STRANGER_S = 10.0
+"""Seconds within which a peer must authenticate."""
 
 
 class Arrivals:
     """The peers that have connected to a listener and have not proved yet that they have the token of the
-    run. One that does not authenticate in time is dropped. Where it is crowded, the host that has the most of
-    them makes room."""
+    run. One that does not authenticate in time is dropped."""
 
     def __init__(
         self,
@@ -174,9 +165,8 @@ class Arrivals:
 
     def expire(self, now: float) -> None:
         """Drops the peers that have not authenticated in time."""
-        crowd = crowd_of(one.connection.peer_host for one in self._strangers.values())
         for file, one in list(self._strangers.items()):
-            if now - one.began > (CROWDED_S if one.connection.peer_host == crowd else STRANGER_S):
+            if now - one.began > STRANGER_S:
                 one.connection.close()
                 self._forget(file)
 

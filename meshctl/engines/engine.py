@@ -2,7 +2,6 @@
 
     engine = engine_named("local")
     engine.preflight(plan, start)             # raises `CannotStart` if the environment lacks something
-    engine.examine(requirements)              # what the machine lacks
     engine.render(plan, run, "HOST:PORT")     # pure: the files and commands that `--dry-run` prints
     handle = engine.start(job)                # one node process per node; the supervisor never sees a pid
 
@@ -13,7 +12,7 @@ observers and the search for the first cause.
 
 An engine whose supervisor runs inside the job that a scheduler starts is a `JobEngine`:
 
-    job = engine.submit(plan, run)            # the job starts `meshctl head`, which calls `engine.attach`
+    job = engine.submit(plan, run)            # the job starts `meshctl head`, which calls `engine.start`
     engine.submitted(run, "123").state()      # from any process that can reach the scheduler
 
 A new engine is a file with a class that satisfies `Engine`, and one line in `ENGINES`. Its options in a
@@ -31,8 +30,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, cast
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Check
-from meshctl.engines.checks.requirements import Needs, Requirements
+from meshctl.engines.checks.requirements import Needs
 from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import node_sets
 from meshctl.plan.resizing import Lost
@@ -138,13 +136,17 @@ class Handle(Protocol):
     that its scheduler ends is a sign that the whole job ends."""
 
     def poll(self) -> list[Exited]:
-        """Returns the node processes that have ended since the last call. Never waits."""
+        """Returns the node processes that have ended since the last call; none where their connections alone
+        are known. Never waits."""
+        return []
 
     def files(self) -> list[int]:
         """Returns file descriptors that become readable when a node process ends."""
+        return []
 
     def kill(self) -> None:
-        """Kills all node processes. Their agents and workers die with them."""
+        """Kills the node processes that this process has started. Their agents and workers die with them."""
+        return
 
     def restart(self, nodes: Sequence[int]) -> bool:
         """Starts new processes by exec for nodes that were lost. Returns False if the engine does not support
@@ -178,10 +180,6 @@ class Engine(Protocol):
     def preflight(self, plan: Plan, start: Start) -> None:
         """Checks that the engine can run the plan. Raises `CannotStart` otherwise."""
 
-    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        """Returns the failures and warnings about the machine of the launcher, within milliseconds; none if
-        the job runs elsewhere."""
-
     def render(
         self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
     ) -> Rendered:
@@ -189,12 +187,8 @@ class Engine(Protocol):
         `recipe` is the text of the recipe as composed."""
 
     def start(self, job: Job) -> Handle:
-        """Starts one process per node. May fork, because the caller has no other thread yet. Not called for
-        an engine whose supervisor runs inside the job."""
-
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        """Returns the handle for `meshctl head`: a supervisor inside the job, or one whose nodes others
-        start."""
+        """Starts one process per node, or returns the handle of those that the job starts. May fork, because
+        the caller has no other thread yet. Called where the supervisor is."""
 
 
 class SubmittedJob(Protocol):

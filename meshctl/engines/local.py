@@ -15,16 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from meshctl.diagnostics import Check
-from meshctl.engines.checks.machine import problems
 from meshctl.engines.checks.on_node import check_start
-from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.connection import JOIN_S
 from meshctl.engines.engine import CannotStart, Exited, Handle, Job, Rendered, agent_commands, nodes_of
 from meshctl.engines.node import termination
@@ -64,9 +61,6 @@ class LocalEngine:
             )
         check_start(plan, start)
 
-    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        return problems(requirements)
-
     def render(
         self, plan: Plan, run: RunDir, head: str = f"{HOST}:PORT", start: Start = NO_START, recipe: str = ""
     ) -> Rendered:
@@ -83,9 +77,6 @@ class LocalEngine:
             node_job = NodeJob(job.run, node, job.head, job.token, job.worker, keep=job.keep)
             handle.add(node, fork(node_job))
         return handle
-
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        raise CannotStart("the local engine has no job to attach to")
 
 
 class LoopbackEngine(LocalEngine):

@@ -13,15 +13,13 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from meshctl.diagnostics import Check
-from meshctl.engines.checks.requirements import Requirements
-from meshctl.engines.engine import CannotStart, Command, Exited, Handle, Job, Rendered, agent_commands
+from meshctl.engines.engine import CannotStart, Command, Handle, Job, Rendered, agent_commands
 from meshctl.engines.shipping import check_code, check_size, pack
 from meshctl.network.addresses import address_of, default_address
 from meshctl.network.connection import TOKEN_VARIABLE
@@ -103,28 +101,12 @@ def last_error(log: Path) -> str:
     return [*lines[-1:], *errors][-1] if lines else "it has ended without a message"
 
 
-class ConnectedNodes(Handle):
-    """A handle of node processes that somebody else starts, and that are known by their connections only."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def poll(self) -> list[Exited]:
-        return []
-
-    def files(self) -> list[int]:
-        return []
-
-    def kill(self) -> None:
-        """Does nothing: nodes end with their connections."""
-
-
-class Awaited(ConnectedNodes):
+class Awaited(Handle):
     """Nodes whose command lines the head prints."""
 
     def __init__(self, job: Job, commands: Sequence[Command]) -> None:
         """Publishes the address and the token, and prints the command lines. Raises `OSError`."""
-        super().__init__(job)
+        self._job = job
         self._commands = commands
         lines = [shlex.join(command.argv) for command in commands]
         publish(job)
@@ -205,9 +187,6 @@ class RemoteEngine:
             check_code(plan, start.path)
             check_size(Path(start.path[0]), Path(plan.run.dir))
 
-    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        return ()
-
     def render(
         self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
     ) -> Rendered:
@@ -230,10 +209,6 @@ class RemoteEngine:
     def prepared(self, command: Command) -> Command:
         """Returns the command line that is started on a node: the agent after the setup."""
         return command
-
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        """Returns the handle of `meshctl head`, whose nodes are started by others."""
-        return Awaited(job, self.render(job.plan, job.run, job.head).commands)
 
 
 class CommandsEngine(RemoteEngine):

@@ -94,18 +94,7 @@ def build(wanted: Build) -> nn.Module:
             raise ModelError(f"no parameter is called `{pattern}`; there are {', '.join(names[:3])}, ...")
     transformers_api.check_usable(config, wanted.head, wanted.attention, wanted.sizes)
     _check_changes(config, transformers_api.read_config(named, wanted.head, {}), wanted.config)
-    if isinstance(named, str):
-        model = _loaded(named, config, wanted)
-    else:
-        model = new_model(
-            config,
-            wanted.head,
-            wanted.dtype,
-            wanted.attention,
-            wanted.seed,
-            wanted.device,
-            lambda model: distribute(model, wanted),
-        )
+    model = _loaded(named, config, wanted) if isinstance(named, str) else new_model(config, wanted)
     if wanted.experts:
         model.set_experts_implementation(wanted.experts)
     _select_trained(model, wanted)
@@ -253,28 +242,20 @@ def check_tied(model: Any, sizes: Sizes) -> None:
             )
 
 
-def new_model(
-    config: Any,
-    head: str,
-    dtype: torch.dtype,
-    attention: str | None,
-    seed: int,
-    device: torch.device = torch.device("cpu"),
-    distribute: transformers_api.Distribute = lambda model: None,
-) -> Any:
-    """Returns a model with random weights on `device`. Each rank holds only its shards.
+def new_model(config: Any, wanted: Build) -> Any:
+    """Returns a model with random weights on `wanted.device`. Each rank holds only its shards.
 
-    The model is created on torch's `meta` device, where `distribute` shards it. `seed` determines the
-    weights, which are the same in every layout. Raises `ModelError` if the model has no such head.
+    The model is created on torch's `meta` device, where it is sharded. The seed determines the weights, which
+    are the same in every layout. Raises `ModelError` if the model has no such head.
     """
-    transformers_api.class_of(config, head)
-    options = {"dtype": dtype, "attn_implementation": attention}
-    model, whole = (transformers_api.outline(config, head, **options) for _ in range(2))
+    transformers_api.class_of(config, wanted.head)
+    options = {"dtype": wanted.dtype, "attn_implementation": wanted.attention}
+    model, whole = (transformers_api.outline(config, wanted.head, **options) for _ in range(2))
     transformers_api.untie(model)
-    distribute(model)
-    model.to_empty(device=device)
+    distribute(model, wanted)
+    model.to_empty(device=wanted.device)
     tied = transformers_api.tied_names(whole)
-    draw(model, whole, {name for name, _ in _tensors(whole)} - tied, seed)
+    draw(model, whole, {name for name, _ in _tensors(whole)} - tied, wanted.seed)
     transformers_api.tie(model)
     return model
 

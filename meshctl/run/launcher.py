@@ -19,7 +19,6 @@ committed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -37,7 +36,7 @@ from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.package import OUR_VERSION, installed_version
-from meshctl.run import clock, reading
+from meshctl.run import clock
 from meshctl.run.directory import RunDir
 from meshctl.run.reading import appended, bytes_of, decoded, opened
 from meshctl.text.redaction import redact
@@ -132,22 +131,6 @@ class Launcher:
             return descriptor
         os.close(descriptor)
         return None
-
-
-def is_locked(run: RunDir) -> bool:
-    """Returns whether a process of a run lives that has written no `state.json`: one of an earlier
-    version."""
-    try:
-        descriptor = reading.descriptor(run.lock)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def boot_id() -> str:

@@ -213,24 +213,32 @@ class WorkerLog:
 
     def __init__(self, run: RunDir, group: str, rank: int, since: str = "") -> None:
         """`since` is the time of the first line, as logs have it; empty for all."""
-        self._path, self._group, self._rank, self._since = run.log(group, rank), group, rank, since
+        self.path, self._group, self._rank, self._since = run.log(group, rank), group, rank, since
         self._inode = self._offset = 0
         """The file that was read last, and how far."""
         self._time = ""
         """The time of the last line."""
 
-    def new(self, is_last: bool) -> Iterator[LogLine]:
-        """Yields the whole lines since the last call. With `is_last` also a line that has no end."""
-        newer, before = stat_of(self._path), stat_of(older(self._path))
+    def skip(self) -> None:
+        """Leaves out the lines so far."""
+        if found := stat_of(self.path):
+            self._inode, self._offset = found.st_ino, found.st_size
+
+    def new(self, is_last: bool, most: int = 0) -> Iterator[LogLine]:
+        """Yields the whole lines since the last call. With `is_last` also a line that has no end. `most` is
+        the number of bytes that are read of a file, the newest ones; 0 for all."""
+        newer, before = stat_of(self.path), stat_of(older(self.path))
         if newer is None:
             return
         if before and before.st_ino != newer.st_ino and self._inode in (0, before.st_ino):
-            yield from self._of_file(before.st_ino, before.st_size, is_last=True)
-        yield from self._of_file(newer.st_ino, newer.st_size, is_last)
+            yield from self._of_file(before.st_ino, before.st_size, True, most)
+        yield from self._of_file(newer.st_ino, newer.st_size, is_last, most)
 
-    def _of_file(self, inode: int, size: int, is_last: bool) -> Iterator[LogLine]:
+    def _of_file(self, inode: int, size: int, is_last: bool, most: int) -> Iterator[LogLine]:
         if inode != self._inode:
             self._inode, self._offset = inode, self._start(inode, size) if self._since else 0
+        if most:
+            self._offset = max(self._offset, size - most)
         rest = b""
         for block in self._blocks(inode, size):
             *lines, rest = (rest + block).split(b"\n")
@@ -257,7 +265,7 @@ class WorkerLog:
             yield block
 
     def _block(self, inode: int, position: int, count: int) -> bytes:
-        for path in (self._path, older(self._path)):
+        for path in (self.path, older(self.path)):
             with suppress(FileNotFoundError):
                 file = descriptor(path, MAX_LOG_BYTES)
                 try:

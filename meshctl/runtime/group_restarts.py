@@ -34,7 +34,7 @@ from meshctl.network.control_store import Store, StoreLost
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.events import NOT_ALONE
 from meshctl.run.shutdown import StopAgreement
-from meshctl.runtime.devices.backend import own_stream
+from meshctl.runtime.devices.nccl import own_stream
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.routes.resumable import NEVER, ResumableChannel, ResumableWeights
 from meshctl.runtime.schedule import Schedule, ScheduledStep

@@ -40,9 +40,9 @@ from meshctl.runtime.devices.backend import (
     PeerAccess,
     devices_at,
     handshake,
-    memory_of,
-    transfers_of,
 )
+from meshctl.runtime.devices.nccl import memory_of
+from meshctl.runtime.devices.nccl import transfers as transfers_of
 from meshctl.runtime.progress import Progress, WaitTimes
 from meshctl.runtime.routes.end import TAGS_PER_ROUTE
 from meshctl.runtime.transports.context import Context

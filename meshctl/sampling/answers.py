@@ -22,9 +22,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 import torch
@@ -40,10 +38,6 @@ from meshctl.runtime.event_loop import PASS_CALL
 from meshctl.sampling.continuous import UNKNOWN, Answer, Continuous, Request
 
 COLUMN = "prompt_ids"
-LONG_TOKENS = 4096
-LONG_RATIO = 8
-"""A prompt that is longer than `LONG_TOKENS` and than this multiple of the median of the others is reported:
-its batch takes much longer than usual, and a slow model shows nothing meanwhile."""
 MAX_ANSWERS = 4
 """The number of answers that each rank of a sampler holds."""
 MAX_TOKENS = 2048
@@ -73,13 +67,10 @@ class PromptLimits:
     max_new_tokens: int
     error: type[ComponentError]
     """The class of the errors about prompts."""
-    _reported: list[str] = field(default_factory=list)
-    """The warning about long prompts, once there was one."""
 
     def prompts_of(self, batch: Batch) -> list[Tensor]:
         """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `error` without prompts,
-        and for prompts that do not fit, with the ids of their samples. Warns once of prompts that are much
-        longer than the others."""
+        and for prompts that do not fit, with the ids of their samples."""
         column = batch[COLUMN] if COLUMN in batch else None  # noqa: SIM401 - a batch has no `get`
         if not isinstance(column, Ragged):
             raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
@@ -93,24 +84,7 @@ class PromptLimits:
         self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
         size, problem = self.vocabulary, f"have tokens outside the model's vocabulary of {self.vocabulary}"
         self._check(batch, prompts, lambda one: int(one.min()) < 0 or int(one.max()) >= size, problem)
-        self._warn_of_long(batch, prompts)
         return prompts
-
-    def _warn_of_long(self, batch: Batch, prompts: list[Tensor]) -> None:
-        lengths = [len(prompt) for prompt in prompts]
-        longest = max(lengths, default=0)
-        if longest <= LONG_TOKENS or self._reported:
-            return
-        usual = median(sorted(lengths)[:-1] or [0])
-        rows = [row for row, length in enumerate(lengths) if length > max(LONG_TOKENS, LONG_RATIO * usual)]
-        if rows:
-            which = f"samples {shown_ids(batch.ids[rows].tolist())} (up to {longest} tokens) are long"
-            others = f", the median of the others is {usual:g}" if usual else ""
-            self._reported.append(
-                f"`{COLUMN}`: {which}{others}; the answers of this batch take longer; `max_prompt_tokens` "
-                "and `over_length: drop` at the source of the prompts leave such prompts out"
-            )
-            log.warning("%s", self._reported[-1])
 
     def _check(
         self, batch: Batch, prompts: list[Tensor], is_wrong: Callable[[Tensor], bool], problem: str

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
-from math import isfinite, isqrt, prod
+from math import isqrt, prod
 from operator import index
 from typing import Any, Literal
 
@@ -258,24 +258,10 @@ def _wrong_numbers(
         is_auto = may_be_auto and isinstance(value, str) and value == "auto"
         if not is_auto and (whole(value) or 0) < 1:
             rule = f"must be a positive integer{' or auto' if may_be_auto else ''}"
-            fits = _nearest_number(size, value, whole(world_size) or 0)
-            yield Misfit("number", size, f"`{size}` {rule}, not {value!r}", fits=fits)
+            yield Misfit("number", size, f"`{size}` {rule}, not {value!r}")
     if not isinstance(sequence_parallel, bool):
         message = f"`sequence_parallel` must be true or false, not {sequence_parallel!r}"
         yield Misfit("number", "sequence_parallel", message)
-
-
-def _nearest_number(size: str, value: object, ranks: int) -> tuple[Proposal, ...]:
-    """Proposes the nearest valid number for a size that is not a whole number from 1. Where the number of
-    ranks is known (`ranks` is not 0), it is one of its divisors."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return ()
-    if isinstance(value, float) and not isfinite(value):
-        return ()
-    is_divisor = ranks > 0 and size not in ("world_size", "vpp_size")
-    options = divisors(ranks) if is_divisor else [max(1, round(value))]
-    name = size if size == "world_size" else size.removesuffix("_size")
-    return (Proposal({name: min(options, key=lambda number: abs(number - value))}),)
 
 
 def _wrong_autos(given: Mapping[str, object], world: int | None) -> Iterator[Misfit]:

@@ -31,6 +31,7 @@ from meshctl.topology.memory import (
     numbers,
     trained_parameters,
 )
+from meshctl.topology.mesh import DeviceMesh
 
 GATHER, SCATTER, REDUCE, EXCHANGE = "all-gather", "reduce-scatter", "all-reduce", "all-to-all"
 SEND = "send"
@@ -43,14 +44,10 @@ class Layout:
     """The properties of a component's layout and model that determine what its ranks send."""
 
     split: Split
-    cp: int = 1
-    ulysses: int = 1
-    sequence_parallel: bool = False
+    mesh: DeviceMesh
     compute_bytes: int = 0
     """The bytes of an element in forward and backward passes; 0 for those of the weights."""
     experts_per_token: int = 0
-    pp: int = 1
-    vpp: int = 1
 
 
 def moves(parameters: Sequence[Parameter], training: Training, layout: Layout) -> tuple[Move, ...]:
@@ -65,7 +62,7 @@ def _of_weights(parameters: Sequence[Parameter], training: Training, layout: Lay
     compute = layout.compute_bytes or width
     reduced = REDUCED_BYTES if layout.compute_bytes else width
     trained = trained_parameters(parameters, training) if training.is_trained else []
-    is_tied = layout.pp == 1 and not any(one.module in HEADS for one in parameters)
+    is_tied = layout.mesh.size("pp") == 1 and not any(one.module in HEADS for one in parameters)
 
     def passes(one: Parameter) -> int:
         """The number of times that FSDP gathers a parameter: those of the last modules stay gathered."""
@@ -92,8 +89,9 @@ def _is_divided(one: Parameter, split: Split) -> bool:
 def _of_tokens(parameters: Sequence[Parameter], training: Training, layout: Layout) -> Iterable[Move]:
     """Yields what a rank sends for each token of the texts of its data rank."""
     split, ways = layout.split, 2 if training.is_trained else 1
+    cp, ulysses, vpp = layout.mesh.size("cp"), layout.mesh.ulysses_size, layout.mesh.vpp_size
     hidden = next((one.shape[1] for one in parameters if one.name == EMBEDDING), 0)
-    own = (layout.compute_bytes or DTYPE_BYTES[training.dtype]) / (layout.cp * layout.ulysses)
+    own = (layout.compute_bytes or DTYPE_BYTES[training.dtype]) / (cp * ulysses)
     if split.tp > 1:
         yield from _of_tp(parameters, training, layout, hidden * own)
     query = sum(one.shape[1] * one.layers for one in parameters if one.module == "o_proj" and one.is_linear)
@@ -101,12 +99,12 @@ def _of_tokens(parameters: Sequence[Parameter], training: Training, layout: Layo
     key = sum(one.shape[0] * one.layers for one in parameters if one.module == "k_proj" and one.is_linear)
     key = key or max(0, fused - query) // 2
     kv = 2 * key / split.tp * own
-    sent = layout.vpp + (layout.vpp - 1) * (ways - 1) if layout.pp > 1 else 0
+    sent = vpp + (vpp - 1) * (ways - 1) if layout.mesh.size("pp") > 1 else 0
     yield Move("pp", SEND, sent * hidden * own, True)
-    yield Move("cp", GATHER, kv * (layout.cp - 1), True)
-    yield Move("cp", SCATTER, kv * (layout.cp - 1) * (ways - 1), True)
+    yield Move("cp", GATHER, kv * (cp - 1), True)
+    yield Move("cp", SCATTER, kv * (cp - 1) * (ways - 1), True)
     exchanged = 2 * (query + key) / split.tp * own * ways
-    yield Move("ulysses", EXCHANGE, exchanged * (layout.ulysses - 1) / layout.ulysses, True)
+    yield Move("ulysses", EXCHANGE, exchanged * (ulysses - 1) / ulysses, True)
     of_experts = 2 * ways * layout.experts_per_token * hidden * own * _layers_of_experts(parameters)
     yield Move("ep", EXCHANGE, of_experts / split.tp * (split.ep - 1) / split.ep, True)
 
@@ -121,11 +119,11 @@ def _of_tp(
     rows = sum(one.layers for one in linear if one.tp_dim == 1)
     columns = sum(one.layers for one in linear if one.tp_dim == 0)
     experts = _layers_of_experts(parameters)
-    is_reduced = layout.sequence_parallel and training.adapter is None
+    is_reduced = layout.mesh.sequence_parallel and training.adapter is None
     reduces = 0 if is_reduced else rows + columns * is_trained
     reduces += (1 + is_trained) * experts * (split.ep == 1)
     gathers = scatters = 0
-    if layout.sequence_parallel:
+    if layout.mesh.sequence_parallel:
         ways = 1 + is_trained
         gathers = ways * (rows + experts + 1)  # at the end of the last layer, and of the first one backward
         scatters = ways * rows if is_reduced else 0

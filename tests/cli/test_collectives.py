@@ -132,7 +132,11 @@ def rows(folder: Path) -> list[Mapping[str, float]]:
 DEVIATIONS = {
     "last": (
         [],
-        ["`dp` of `actor` (ranks 0, 1)", "rank 0 called 4, rank 1 called 3", f"parts.py:{line_of('LAST')}"],
+        [
+            "`dp` of `actor` (ranks 0 and 1)",
+            "rank 0 called 4, rank 1 called 3",
+            f"parts.py:{line_of('LAST')}",
+        ],
     ),
     "op": (
         ["run.checks=all"],
@@ -141,7 +145,7 @@ DEVIATIONS = {
             "rank 1 called `all_reduce max float32 [4]` at parts.py:",
         ],
     ),
-    "forward": (SHARDED, ["torch's collectives of `fsdp` of `actor` (ranks 0, 1)"]),
+    "forward": (SHARDED, ["torch's collectives of `fsdp` of `actor` (ranks 0 and 1)"]),
 }
 """The deviation of rank 1 -> the overrides, and parts of the error."""
 

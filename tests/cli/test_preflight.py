@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.launch import Options, deserialize, needs_of, prepare, requirements_of, serialize
+from meshctl.cli.launch import Options, deserialize, prepare, requirements_of, serialize
 from meshctl.cli.load import plan_of
 from meshctl.engines.checks import devices, machine
 from meshctl.engines.checks.device_files import torch_build
@@ -93,7 +93,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def requirements(*overrides: str) -> Requirements:
     ready = plan_of("recipe.yaml", list(overrides))
-    return requirements_of(ready, needs_of(ready))
+    return requirements_of(ready)
 
 
 def in_namespaces(set_up: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -163,7 +163,7 @@ def test_disks_that_are_small_full_or_read_only_and_memory_for_nccl(here: Path) 
     asked = Requirements("small", workers=2)
     where, mount = f"{here}/small", "mount -t tmpfs -o"
     saves = replace(asked, checkpoint_bytes=10 * MIB, checkpoints=3)
-    found = f"{where} (tmpfs): 24 MiB free of 24 MiB, and 3 checkpoints take at least 30 MiB"
+    found = f"{where}: 24 MiB free of 24 MiB, and 3 checkpoints take at least 30 MiB"
     small = examined(f"{mount} size=24m tmpfs small", saves)
     assert small == [("run directory", "warning", found)]
     [check] = examined(f"{mount} size=1m tmpfs small && head -c 1000000 /dev/zero > small/full", asked)
@@ -184,7 +184,7 @@ def test_no_port_is_free_and_a_disk_that_no_checkpoint_fits(here: Path) -> None:
     done = launched(f'{small} && {narrow} && set -- "$1" -c "{HOLD}" "$@"', "run.dir=small")
     assert (done.returncode, done.stdout) == (4, "")
     assert "error: loopback: no connection over 127.0.0.1: no port is free" in done.stderr
-    disk = f"{here}/small (tmpfs): 8 MiB free of 8 MiB, and a checkpoint takes at least 15 MiB"
+    disk = f"{here}/small: 8 MiB free of 8 MiB, and a checkpoint takes at least 15 MiB"
     help = "  = help: delete old runs, or write elsewhere: run.dir=PATH\n"
     assert f"error: run directory: {disk}\n{help}" in done.stderr
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from meshctl import Ragged
 from meshctl.components import Cycle, Rows
-from meshctl.components.rows import RowsError, column
+from meshctl.components.rows import column
+from meshctl.data.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +92,10 @@ def test_a_relative_path_is_found_where_modules_are(file: str, monkeypatch: pyte
 def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
-    with pytest.raises(RowsError, match=expected):
+    with pytest.raises(DataError, match=expected):
         Rows(str(path))
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(RowsError, match="no file 'nowhere"):
+    with pytest.raises(DataError, match="no file 'nowhere"):
         Rows("nowhere.jsonl")

@@ -20,7 +20,6 @@ from typing import Any, Literal
 from meshctl.engines.connection import join
 from meshctl.engines.engine import Exited, Handle, Job, groups_on, nodes_of
 from meshctl.engines.local import LocalEngine
-from meshctl.engines.remote import ConnectedNodes
 from meshctl.network.connection import Connection, Message
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
@@ -66,21 +65,17 @@ class FakeEngine(LocalEngine):
         self._worker = worker
 
     def start(self, job: Job) -> Handle:  # type: ignore[override]
-        return self.attach(job, {})
-
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         return FakeHandle(job, self._worker)
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
         return ()
 
 
-class FakeHandle(ConnectedNodes):
+class FakeHandle(Handle):
     """The nodes of a plan as threads."""
 
     def __init__(self, job: Job, worker: FakeMain) -> None:
-        super().__init__(job)
-        self._worker = worker
+        self._job, self._worker = job, worker
         self._nodes: dict[int, FakeNode] = {}
         self.restart(nodes_of(job.plan))
 

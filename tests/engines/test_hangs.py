@@ -121,7 +121,7 @@ def test_an_endpoint_that_hangs_is_named_with_its_stack(hanging: Hanging, how: s
 def test_a_skipped_collective_is_named(hanging: Hanging) -> None:
     run = hanging("components.actor.args.how=skip")
     code, output = run.launch.end()
-    assert code == 5 and "the collectives of `dp` of `actor` (ranks 0, 1) differ in step 4" in output
+    assert code == 5 and "the collectives of `dp` of `actor` (ranks 0 and 1) differ in step 4" in output
 
 
 def test_a_circle_of_two_groups_is_named(hanging: Hanging) -> None:

@@ -50,7 +50,7 @@ def on_mesh(sizes: dict[str, int], micro_batch: int | None = None, **arguments: 
 def by_hand() -> Trained:
     """Trains with GRPO in one process, one answer at a time."""
     config = transformers_api.read_config(MODELS["llama"], "lm", {})
-    model = building.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, building.Build("", dtype=torch.float64))
     trained = list(model.parameters())
     optimizer = torch.optim.AdamW(parity.decayed(model), lr=LR, weight_decay=0.1, eps=1e-8)
     found = Trained()

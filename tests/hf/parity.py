@@ -229,7 +229,7 @@ def decayed(model: Any) -> list[dict[str, Any]]:
 def by_hand(case: Case, gate: Gate = EXACT) -> Trained:
     """Trains in one process."""
     config = transformers_api.read_config(ALL[case.model], "lm", case.config)
-    model = building.new_model(config, "lm", getattr(torch, gate.dtype), None, 0)
+    model = building.new_model(config, building.Build("", dtype=getattr(torch, gate.dtype)))
     if case.experts:
         model.set_experts_implementation(case.experts)
     if case.lora_arguments:

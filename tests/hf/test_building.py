@@ -26,7 +26,7 @@ def config_of(name: str) -> transformers_api.Any:
 
 
 def drawn(name: str, seed: int) -> transformers_api.Any:
-    return building.new_model(config_of(name), "lm", torch.float32, None, seed)
+    return building.new_model(config_of(name), building.Build("", dtype=torch.float32, seed=seed))
 
 
 @pytest.mark.parametrize("name", KINDS)

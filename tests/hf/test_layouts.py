@@ -79,7 +79,7 @@ def checkpoints_resume_in_other_layouts(rank: int) -> None:
 def models_are_read_from_files_as_shards(rank: int) -> None:
     for name in READ:
         config = transformers_api.read_config(parity.MODELS[name], "lm", {})
-        plain = building.new_model(config, "lm", torch.float64, None, 3)
+        plain = building.new_model(config, building.Build("", dtype=torch.float64, seed=3))
         folder = SHARED / name
         if rank == 0:
             plain.save_pretrained(folder)

@@ -55,7 +55,7 @@ def files_are_read_as_shards(rank: int) -> None:
     folder = SHARED / "llama"
     if rank == 0:
         config = transformers_api.read_config(CONFIG, "lm", {})
-        plain = building.new_model(config, "lm", torch.float32, None, 0)
+        plain = building.new_model(config, building.Build("", dtype=torch.float32))
         plain.save_pretrained(folder, max_shard_size="60MB")
         del plain
     dist.barrier()

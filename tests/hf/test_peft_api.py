@@ -17,7 +17,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 def plain_model(name: str, **changes: Any) -> Any:
     config = transformers_api.read_config(MODELS[name], "lm", changes)
-    model = building.new_model(config, "lm", torch.float64, None, 0)
+    model = building.new_model(config, building.Build("", dtype=torch.float64))
     if "moe" in name:
         model.set_experts_implementation("eager")
     return model

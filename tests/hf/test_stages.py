@@ -76,7 +76,7 @@ def test_an_architecture_without_a_plan_is_refused() -> None:
 
 
 def test_a_model_that_computes_between_its_layers_and_the_head_is_refused() -> None:
-    model = building.new_model(config_of("llama"), "lm", torch.float64, None, 0)
+    model = building.new_model(config_of("llama"), building.Build("", dtype=torch.float64))
     drop_other_stages(model, stages_of("llama", 0, pp=2))
     ids = torch.arange(6)[None]
     hidden = StagedModel(model).hidden(0, lambda: model(input_ids=ids, use_cache=False), None)

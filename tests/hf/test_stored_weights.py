@@ -49,7 +49,7 @@ def files_of(name: str, folder: Path) -> dict[str, Tensor]:
     """Returns the tensors that plain transformers writes for the model of `model(name)`."""
     if not (folder / name).exists():
         config = transformers_api.read_config(MODELS[name], "lm", {"initializer_range": 0.02})
-        plain = building.new_model(config, "lm", torch.float64, None, 0)
+        plain = building.new_model(config, building.Build("", dtype=torch.float64))
         plain.save_pretrained(folder / name)
     return load_file(folder / name / "model.safetensors")
 

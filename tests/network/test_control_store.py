@@ -124,16 +124,3 @@ def test_a_server_that_is_not_there_cannot_be_reached() -> None:
         deaf.bind(("127.0.0.1", 0))
         with pytest.raises(StoreLost, match="cannot be reached"):
             StoreClient(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN)
-
-
-def test_a_client_is_answered_although_silent_strangers_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshctl.engines.connection.STRANGERS_MAX", 2)
-    monkeypatch.setattr("meshctl.engines.connection.CROWDED_S", 0.01)
-    listener = socket.create_server(("127.0.0.1", 0))
-    host, port = listener.getsockname()
-    with ExitStack() as stack:
-        stack.enter_context(closing(StoreServer(listener, TOKEN)))
-        for _ in range(12):  # within the usual limit of two at a time, they would take long
-            stack.enter_context(closing(socket.create_connection((host, port))))
-        client = stack.enter_context(closing(StoreClient(f"{host}:{port}", TOKEN)))
-        assert client.add("n", 1) == 1

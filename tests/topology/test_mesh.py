@@ -82,11 +82,11 @@ def test_what_is_left_out_is_inferred(sizes: dict[str, Any], shape: dict[str, in
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"tp_size": 0}, "tp_size must be a positive integer or auto, not 0; nearest that fit: tp 1$"),
-        ({"world_size": 8, "tp_size": 2.9}, "not 2.9; nearest that fit: tp 2$"),
+        ({"tp_size": 0}, "tp_size must be a positive integer or auto, not 0$"),
+        ({"world_size": 8, "tp_size": 2.9}, "not 2.9$"),
         (
             {"world_size": -8, "tp_size": 2},
-            "world_size must be a positive integer, not -8; nearest that fit: world_size 1$",
+            "world_size must be a positive integer, not -8$",
         ),
         ({"tp_size": "auto"}, "the number of ranks is not known"),
         (

@@ -48,24 +48,28 @@ def in_fork(function: Callable[[], Any], seconds: float) -> Any:
     raise TimeoutError(f"no answer within {seconds:.0f} s")
 
 
-def output_of(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> str:
-    """Returns what a command prints, and kills all that it has started. Raises `OSError` if it cannot be
-    started, fails or does not end in time, with the last line of its output."""
+def output_of(
+    command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None, given: str = ""
+) -> str:
+    """Returns what a command prints, and kills all that it has started. `given` is its standard input. Raises
+    `OSError` if it cannot be started, fails or does not end in time, with the last line of its output."""
     try:
         process = subprocess.Popen(
             command,
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
         )
+    except FileNotFoundError:
+        raise OSError(f"{command[0]} is not installed, or not on the PATH") from None
     except OSError as error:
         raise OSError(f"no process could be started: {error.strerror}") from None
     try:
-        output, errors = process.communicate(timeout=seconds)
+        output, errors = process.communicate(given, timeout=seconds)
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
     finally:

@@ -249,10 +249,9 @@ def check_disk(requirements: Requirements) -> Iterator[Check]:
 
 
 def _space(folder: Path, requirements: Requirements) -> Check:
-    name, kind, stat = "run directory", kind_of(folder), os.statvfs(folder)
+    name, stat = "run directory", os.statvfs(folder)
     free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
-    where = f"{folder} ({kind})" if kind else f"{folder}"
-    found = f"{where}: {amount(free)} free of {amount(total)}"
+    found = f"{folder}: {amount(free)} free of {amount(total)}"
     each, count = requirements.checkpoint_bytes, requirements.checkpoints
     if count and free < each:
         need = f"{found}, and a checkpoint takes at least {amount(each)}"
@@ -264,20 +263,6 @@ def _space(folder: Path, requirements: Requirements) -> Check:
     if free < MIN_FREE_BYTES:
         return Check("disk", name, "failure", found, remedy)
     return Check("disk", name, "ok", found)
-
-
-def kind_of(folder: Path) -> str:
-    """Returns the type of the file system that contains the folder; empty if it is unknown."""
-    longest, kind = -1, ""
-    with suppress(OSError):
-        real = os.path.realpath(folder)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            before, _, after = line.partition(" - ")
-            point = before.split()[4].encode().decode("unicode_escape")
-            is_above = real == point or real.startswith(point.rstrip("/") + "/")
-            if is_above and len(point) >= longest:
-                longest, kind = len(point), after.split()[0]
-    return kind
 
 
 # The limits of this process's control group and of its ancestors, as a container or a session sets them

@@ -176,10 +176,6 @@ def write_nonce(run: RunDir, nonce: str) -> None:
         opened.write(nonce)
 
 
-NODES_MAX = 4
-"""The number of nodes that a problem names."""
-
-
 @dataclass(frozen=True)
 class Problem:
     """A failure or a warning of some nodes."""
@@ -225,9 +221,7 @@ def judge(facts: Mapping[int, NodeFacts], plan: Plan, is_shared: bool = True) ->
 
 def names_of(nodes: Sequence[int], facts: Mapping[int, NodeFacts]) -> str:
     """Returns `node 1 (gpu-b)`, or `node 1 (gpu-b), node 2 (gpu-c) and 7 more`."""
-    words = [name_of(node, facts) for node in nodes]
-    more = len(words) - NODES_MAX
-    return in_words([*words[:NODES_MAX], *([f"{more} more"] if more > 0 else [])])
+    return in_words([name_of(node, facts) for node in nodes])
 
 
 def name_of(node: int, facts: Mapping[int, NodeFacts]) -> str:

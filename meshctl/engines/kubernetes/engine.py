@@ -13,7 +13,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +21,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Check
-from meshctl.engines.checks.requirements import Requirements
+from meshctl.engines.checks.fork import output_of
 from meshctl.engines.engine import TOKEN_PLACE, CannotStart, Handle, Job, Rendered
 from meshctl.engines.kubernetes.manifest import (
     API_VERSION,
@@ -34,7 +32,6 @@ from meshctl.engines.kubernetes.manifest import (
     objects_of,
 )
 from meshctl.engines.kubernetes.pods import JOBSET_LABEL, Pod, Seen, reported
-from meshctl.engines.remote import ConnectedNodes
 from meshctl.network.connection import new_token
 from meshctl.plan.model import Plan
 from meshctl.run.directory import NO_START, JobState, Phase, RunDir, Start, write_whole
@@ -56,8 +53,6 @@ ANSWER_S = 60
 """Seconds within which kubectl must end."""
 REQUEST = ("--request-timeout", "30s")
 """Options of commands that ask the API server once."""
-MAX_ERROR = 400
-"""Letters of kubectl's own message that are shown."""
 
 
 class JobSetEngine:
@@ -79,11 +74,8 @@ class JobSetEngine:
         workers."""
         try:
             self._kubectl.call("version", "--client", "-o", "json")
-        except KubectlError as error:
+        except OSError as error:
             raise CannotStart(f"{error}; the engine `jobset` needs it") from None
-
-    def examine(self, requirements: Requirements) -> tuple[Check, ...]:
-        return ()
 
     def render(
         self, plan: Plan, run: RunDir, head: str, start: Start = NO_START, recipe: str = ""
@@ -132,7 +124,7 @@ class JobSetEngine:
             for one in (config, secret):  # the cluster deletes them together with the JobSet
                 one["metadata"]["ownerReferences"] = [owner]
             self._kubectl.apply([config, secret])
-        except KubectlError as error:
+        except OSError as error:
             raise CannotStart(str(error)) from None
         return self.submitted(run, name)
 
@@ -142,9 +134,6 @@ class JobSetEngine:
     # The head
 
     def start(self, job: Job) -> Handle:
-        raise CannotStart("the engine `jobset` starts no node from the launcher")
-
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
         return HeadHandle(job)
 
     def observers(self, run: RunDir, environ: Mapping[str, str]) -> Sequence[Observer]:
@@ -162,7 +151,7 @@ class JobSetJob:
         """Returns the state of the JobSet, after a copy of what is new in the run directory."""
         try:
             seen = self._look()
-        except KubectlError:
+        except OSError:
             return None
         head = seen.head(replicated_job(0))
         if head and head.phase == "Running":
@@ -188,7 +177,7 @@ class JobSetJob:
 
     def _look(self) -> Seen:
         """Returns the JobSet and its pods. After its end the pods are read once more, because they may have
-        ended after the first reading. Raises `KubectlError`."""
+        ended after the first reading. Raises `OSError`."""
         pods = self._pods()
         seen = Seen(self._kubectl.get(JOB_SETS, self.number), pods)
         return replace(seen, pods=self._pods()) if seen.verdict else seen
@@ -200,7 +189,7 @@ class JobSetJob:
     def _error(self, seen: Seen) -> str:
         """Returns the error with which the log of a failed pod ends; empty without one."""
         for name in seen.failed():
-            with suppress(KubectlError):
+            with suppress(OSError):
                 log = self._kubectl.call("logs", name, "-c", CONTAINER, "--tail", str(TAIL_LINES))
                 if errors := [line for line in log.splitlines() if line.startswith(ERROR)]:
                     return f": {errors[-1].removeprefix(ERROR)}"
@@ -217,36 +206,33 @@ class JobSetJob:
             known = json.dumps(mirror.known()) + "\n"
             text = self._in_head(head, f'exec "$meshctl" mirror {shlex.quote(str(folder))}', folder, known)
             mirror.apply(text.splitlines())
-        except (KubectlError, ValueError, OSError):
+        except (ValueError, OSError):
             pass
         finally:
             os.close(lock)
 
     def _in_head(self, head: Pod, script: str, folder: PurePosixPath, given: str = "") -> str:
-        """Runs a script in the container of the head. Raises `KubectlError`."""
+        """Runs a script in the container of the head. Raises `OSError`."""
         script = f". {shlex.quote(str(folder / HEAD_FILE))}; {script}"
         words = ("exec", *(["-i"] if given else []), head.name, "-c", CONTAINER, "--", "sh", "-c", script)
         return self._kubectl.call(*words, given=given)
 
     def signal(self, number: signal.Signals) -> None:
-        try:
-            head = self._look().head(replicated_job(0))
-            if head is None:
-                raise KubectlError(f"{self.name} has no pod of the head")
-            folder = self._options.folder(Plan.read(self._run.plan), self._run)
-            self._in_head(head, f'kill -{int(number)} "$pid"', folder)
-        except KubectlError as error:
-            raise OSError(str(error)) from None
+        head = self._look().head(replicated_job(0))
+        if head is None:
+            raise OSError(f"{self.name} has no pod of the head")
+        folder = self._options.folder(Plan.read(self._run.plan), self._run)
+        self._in_head(head, f'kill -{int(number)} "$pid"', folder)
 
     def cancel(self) -> None:
-        try:
-            self._kubectl.call("delete", JOB_SETS, self.number, "--ignore-not-found", "--wait=false")
-        except KubectlError as error:
-            raise OSError(str(error)) from None
+        self._kubectl.call("delete", JOB_SETS, self.number, "--ignore-not-found", "--wait=false")
 
 
-class HeadHandle(ConnectedNodes):
+class HeadHandle(Handle):
     """Pods, which connect to the head."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
     replaces_nodes = True
 
@@ -279,10 +265,6 @@ def _copied(run: RunDir) -> float:
         return 0.0
 
 
-class KubectlError(Exception):
-    """kubectl is missing or has failed; the message is a sentence."""
-
-
 @dataclass(frozen=True)
 class Kubectl:
     """kubectl with a context and a namespace; empty for those of its configuration."""
@@ -291,42 +273,25 @@ class Kubectl:
     namespace: str = ""
 
     def call(self, *words: str, given: str = "") -> str:
-        """Runs a command with a standard input. Returns its output. Raises `KubectlError`."""
+        """Runs a command with a standard input. Returns its output. Raises `OSError`."""
         options = ["--context", self.context] if self.context else []
         options += ["--namespace", self.namespace] if self.namespace else []
         argv = ["kubectl", *options, *words]
         try:
-            done = subprocess.run(
-                argv, input=given, capture_output=True, text=True, errors="replace", timeout=ANSWER_S
-            )
-        except FileNotFoundError:
-            raise KubectlError("kubectl is not installed, or not on the PATH") from None
+            return output_of(argv, ANSWER_S, given=given)
         except OSError as error:
-            raise KubectlError(f"kubectl cannot be started: {error.strerror}") from None
-        except subprocess.TimeoutExpired:
-            raise KubectlError(f"kubectl {words[0]} has not ended within {ANSWER_S} s") from None
-        if done.returncode:
-            raise KubectlError(f"kubectl {words[0]} has failed: {_message(done.stderr)}")
-        return done.stdout
+            raise OSError(f"kubectl {words[0]} has failed: {error}") from None
 
     def get(self, kind: str, *words: str) -> dict[str, Any] | None:
-        """Returns an object, or a list of objects; None if it does not exist. Raises `KubectlError`."""
+        """Returns an object, or a list of objects; None if it does not exist. Raises `OSError`."""
         try:
             text = self.call("get", kind, *words, "--ignore-not-found", "-o", "json", *REQUEST)
             found: dict[str, Any] | None = json.loads(text) if text.strip() else None
         except ValueError:
-            raise KubectlError("the answer of kubectl get is not JSON") from None
+            raise OSError("the answer of kubectl get is not JSON") from None
         return found
 
     def apply(self, objects: Sequence[dict[str, Any]]) -> None:
-        """Creates objects, or changes them. Raises `KubectlError`."""
+        """Creates objects, or changes them. Raises `OSError`."""
         given = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
         self.call("apply", "-f", "-", *REQUEST, given=given)
-
-
-def _message(stderr: str) -> str:
-    """Returns kubectl's own error in one line, which may be the last one after warnings."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")] or lines[-1:]
-    text = " ".join(errors) or "it has ended without a message"
-    return text if len(text) <= MAX_ERROR else f"{text[:MAX_ERROR]}..."

@@ -92,9 +92,6 @@ class SlurmEngine(RemoteEngine):
         handle.begin()
         return handle
 
-    def attach(self, job: Job, environ: Mapping[str, str]) -> Handle:
-        return self.start(job)
-
     # As a `JobEngine`
 
     def submit(self, plan: Plan, run: RunDir) -> SubmittedJob:

@@ -91,12 +91,6 @@ def begin(
     return replace(_begun(plan, run, start, descriptor), warning=whole.warning)
 
 
-def attached(plan: Plan, run: RunDir) -> Attempt:
-    """Returns the attempt that a launcher has begun, for a supervisor inside a job. The launcher holds the
-    lock."""
-    return _reading(plan, run, run.read_start(), -1)
-
-
 def taken_up(plan: Plan, run: RunDir) -> Attempt:
     """Returns the attempt for a head that another process than `launch` starts: the one that was prepared, or
     the next one if a head has launched that already. Raises `RunHeld`, `NoWholeCheckpoint` and `OSError`."""

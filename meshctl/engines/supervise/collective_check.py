@@ -33,10 +33,8 @@ from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record
 from meshctl.run.shutdown import ENDLESS
-from meshctl.text.english import listed
+from meshctl.text.english import in_words, listed
 
-RANKS_MAX = 8
-"""Number of ranks that a message lists."""
 SITES_MAX = 3
 """Number of call sites that a message lists."""
 
@@ -331,6 +329,4 @@ def _counts_text(members: Mapping[int, Report]) -> str:
 def _ranks_text(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    shown = ", ".join(map(str, ranks[:RANKS_MAX]))
-    more = len(ranks) - RANKS_MAX
-    return f"ranks {shown}" + (f" and {more} more" if more > 0 else "")
+    return f"ranks {in_words([*map(str, ranks)])}"

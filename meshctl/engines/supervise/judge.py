@@ -19,10 +19,7 @@ from meshctl.run.best import BestCheckpoints, EarlyStopping, ScoredCheckpoint
 from meshctl.run.events import Event
 from meshctl.run.metrics import NotFinite
 from meshctl.run.shutdown import ENDLESS
-from meshctl.text.english import listed
-
-MAX_WORKERS = 4
-"""Maximum number of workers that a message names."""
+from meshctl.text.english import in_words, listed
 
 
 class Judge:
@@ -141,9 +138,7 @@ def described(not_finite: Sequence[NotFinite]) -> str:
     first = not_finite[0]
     what = "NaN" if math.isnan(first.value) else "infinite"
     when = f"in step {first.step}" if first.step else "before step 1"
-    workers = [f"{group}:{rank}" for group, rank in first.workers[:MAX_WORKERS]]
-    if more := len(first.workers) - len(workers):
-        workers.append(f"{more} more")
-    where = ", ".join([*([f"stage {first.stage}"] if first.stage else []), *workers])
+    workers = in_words([f"{group}:{rank}" for group, rank in first.workers])
+    where = ", ".join([*([f"stage {first.stage}"] if first.stage else []), workers])
     others = f", and {len(not_finite) - 1} more are not finite" if len(not_finite) > 1 else ""
     return f"metric `{first.metric}` is {what} {when} ({where}){others}"

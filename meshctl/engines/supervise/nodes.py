@@ -28,7 +28,7 @@ from meshctl.engines.connection import BEAT_S, JOIN_S, Arrivals, Handshake, beat
 from meshctl.engines.supervise.examination import Examination, Examined, Refused, Silent
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
-from meshctl.text.english import counted
+from meshctl.text.english import counted, in_words
 
 Result = TypeVar("Result")
 
@@ -36,8 +36,6 @@ CLOSE_S = 2.0
 """Seconds that nodes have at the end to close their connections."""
 LOOK_S = 0.05
 """Seconds between two looks at all nodes: at leases, at the join limit, and at what is still to be sent."""
-MISSING_MAX = 8
-"""The number of missing nodes that a message names."""
 
 CLOCK_READINGS = 4
 """The number of readings of a node's clock after each of its beats."""
@@ -350,14 +348,13 @@ class Nodes:
         """Gives up all nodes that have not joined. Returns one report, which names them."""
         missing = {number: one for number, one in self._nodes.items() if not (one.connection or one.is_ended)}
         which = f"{counted(len(missing), 'node')} of {len(self._nodes)} did not connect"
-        first, more = list(missing)[:MISSING_MAX], len(missing) - MISSING_MAX
-        names = ", ".join(f"node {number}" for number in first) + (f" and {more} more" if more > 0 else "")
+        names = in_words([f"node {number}" for number in missing])
         address = joined(*self._listener.getsockname()[:2])
         reason = f"{which} to the head at {address} within {self._join_limit_s:.0f} s: {names}"
         is_unfit = not any(one.has_joined for one in missing.values())
         for number, one in missing.items():
             self._lose(number, one)
-        return [NodeLost(first[0], reason, is_unfit)]
+        return [NodeLost(min(missing), reason, is_unfit)]
 
     # Messages of nodes
 

@@ -73,8 +73,6 @@ class StoreServer:
         """Key -> the event that it is set, for the keys that clients wait for."""
         self._places = asyncio.Semaphore(connection.STRANGERS_MAX)
         """The clients that may authenticate at the same time. Further ones wait in the listener's queue."""
-        self._strangers: dict[asyncio.Timeout, str] = {}
-        """The time limit of each client that authenticates -> its host."""
         self._loop, self._is_over = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="control store")
         self._thread.start()
@@ -100,29 +98,21 @@ class StoreServer:
         while True:
             await self._places.acquire()
             try:
-                sock, address = await self._loop.sock_accept(self._listener)
+                sock, _ = await self._loop.sock_accept(self._listener)
             except OSError:
                 self._places.release()
                 await asyncio.sleep(RETRY_S)
                 continue
-            clients.add(task := self._loop.create_task(self._serve_client(_Client(sock), address[0])))
+            clients.add(task := self._loop.create_task(self._serve_client(_Client(sock))))
             task.add_done_callback(clients.discard)
 
-    async def _serve_client(self, client: _Client, host: str) -> None:
+    async def _serve_client(self, client: _Client) -> None:
         """Serves a client that authenticates in time, until it ends."""
-        limit = asyncio.timeout(connection.STRANGER_S)
         try:
             try:
-                async with limit:
-                    self._strangers[limit] = host
-                    crowd = connection.crowd_of(self._strangers.values())
-                    soon = self._loop.time() + connection.CROWDED_S
-                    for other, its_host in self._strangers.items():
-                        if its_host == crowd and (other.when() or soon) > soon:
-                            other.reschedule(soon)  # the crowd has less time
+                async with asyncio.timeout(connection.STRANGER_S):
                     await client.authenticate(self._token)
             finally:
-                self._strangers.pop(limit, None)
                 self._places.release()
             while True:
                 request = await client.receive(REQUEST_BYTES_MAX)

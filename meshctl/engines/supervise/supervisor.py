@@ -23,8 +23,9 @@ from functools import partial
 
 from torch.distributed import TCPStore
 
-from meshctl.engines.engine import CannotStart, Engine, Job, nodes_of
+from meshctl.engines.engine import CannotStart, Engine, Handle, Job, nodes_of
 from meshctl.engines.node.rendezvous import serve
+from meshctl.engines.remote import Awaited
 from meshctl.engines.supervise.attempt import Attempt, next_attempt
 from meshctl.engines.supervise.cause import Cause, Priority
 from meshctl.engines.supervise.disk_watch import LauncherWatch, RunFiles
@@ -50,15 +51,19 @@ MakeObservers = Callable[[], Iterable[Observer]]
 thread."""
 
 
-BACKLOG = 1024
-"""Connections that may wait on a socket."""
+def _started(engine: Engine, job: Job, is_inside: bool) -> Handle:
+    """Returns the handle of the nodes. Those of a head inside a job are started by others, unless the engine
+    has submitted the job."""
+    if is_inside and engine.supervisor != "inside":
+        return Awaited(job, engine.render(job.plan, job.run, job.head).commands)
+    return engine.start(job)
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """Opens a socket on a port, or on one that the system chooses. Raises `CannotStart` if it cannot be
     had."""
     try:
-        return addresses.listen(host, port, BACKLOG)
+        return addresses.listen(host, port)
     except OSError as error:
         what = f"port {port}" if port else "no port"
         can = "cannot be opened" if port else "can be opened"
@@ -128,7 +133,7 @@ class Supervisor:
             head = joined(host, nodes_listener.getsockname()[1])
             given = job.token or (environ or {}).get(TOKEN_VARIABLE)
             job = replace(job, head=head, token=given or new_token())
-            handle = engine.start(job) if environ is None else engine.attach(job, environ)
+            handle = _started(engine, job, is_inside=environ is not None)
         except CannotStart as error:
             return Outcome(UNFIT, Cause(Priority.OWN, str(error)), str(error))
         can_lose = job.resize is not None

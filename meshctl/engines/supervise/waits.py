@@ -24,6 +24,7 @@ from meshctl.engines.supervise.collective_check import place_of, ranks_of
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.progress import Activity, Record
 from meshctl.run.shutdown import ENDLESS
+from meshctl.text.english import in_words
 
 Worker = tuple[str, int]
 """Group and rank."""
@@ -92,8 +93,6 @@ PHASES = ("connection", "imports", "setup", "resume", "first sync", "agreement")
 """The first words of the phases before the first step, in order. Setup and imports alternate."""
 MEETINGS = ("connection", "first sync", "agreement")
 """The phases in which a worker waits for all workers in earlier phases."""
-NAMED_MAX = 3
-"""Maximum number of workers that a text names."""
 
 
 @dataclass(frozen=True)
@@ -280,8 +279,4 @@ def stage_of(plan: Plan, record: Record) -> Stage | None:
 
 def names_of(workers: Sequence[Worker]) -> str:
     """Returns `train:0, train:1 and 6 more`."""
-    names = [name_of(worker) for worker in workers[:NAMED_MAX]]
-    if more := len(workers) - len(names):
-        names.append(f"{more} more")
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return in_words([name_of(worker) for worker in workers])

@@ -51,7 +51,7 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
         missing = [parameter for parameter in constructor.required if parameter not in given]
         free = [parameter for parameter in constructor.keywords if parameter not in given]
         for key in unknown:
-            span, help = facts.key("components", name, "args", key), _known_parameters(key, constructor, free)
+            span, help = facts.key("components", name, "args", key), _known_parameters(key, free)
             fixes = renamed(span, key, free) if len(unknown) == 1 else ()
             message = f"`{found.target}` has no argument `{key}`"
             yield Diagnostic("MC505", message, span, help=help, fixes=fixes)
@@ -61,25 +61,14 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
         if missing and not unknown and (given or not is_in_group):
             span = facts.key("components", name, "args")
             help = "add it under `args`" if len(missing) == 1 else "add them under `args`"
-            if nameless := [one for one in missing if one not in constructor.keywords]:
-                help = f"`args` are given by name: {listed(nameless)} must not stand before a `/`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
 
 
-def _known_parameters(key: str, constructor: Signature, free: list[str]) -> str:
+def _known_parameters(key: str, free: list[str]) -> str:
     if key in COMPONENT.by_key:
         return f"`{key}` is a key of the component: it goes beside `args`"
-    if help := foreign_help(key, frozenset(free)):
-        return help
-    if near := nearest(key, free):
-        return f"did you mean `{near}`?"
-    if key in constructor.required:
-        return f"`args` are given by name: `{key}` must not stand before a `/`"
-    if not constructor.keywords:
-        return "its constructor has no arguments"
-    if len(constructor.keywords) == 1:
-        return f"its only argument is `{constructor.keywords[0]}`"
-    return f"its arguments are {listed(constructor.keywords)}"
+    help = foreign_help(key, frozenset(free)) or did_you_mean(key, free)
+    return help or "its constructor has no further arguments"
 
 
 def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:

@@ -160,8 +160,6 @@ def _named_inputs_fit(facts: Facts, call: Call, named: list[str]) -> Iterator[Di
     missing = [parameter for parameter in signature.required if parameter not in named]
     for parameter in unknown:
         span, help = facts.key("pipeline", name, "in", parameter), did_you_mean(parameter, signature.keywords)
-        if parameter in signature.positional:
-            help = "it stands before a `/`: pass it without a name"
         message, fixes = f"{call.name} has no parameter `{parameter}`", renamed(span, parameter, free)
         yield Diagnostic("MC516", message, span, help=help, fixes=fixes)
     if missing and not unknown:

@@ -183,16 +183,8 @@ def model_of(facts: Facts, component: Component) -> Model | None:
     split = Split(mesh.size("dp"), shards, mesh.size("tp"), mesh.ep_size, mesh.size("ep_fsdp"))
     pipeline = facts.recipe.pipeline.values()
     syncs = tuple(one for one in pipeline if one.kind == "sync" and name in (one.component, one.to))
-    layout = Layout(
-        split,
-        mesh.size("cp"),
-        mesh.ulysses_size,
-        mesh.sequence_parallel,
-        DTYPE_BYTES.get(_text(facts, name, "compute_dtype", ""), 0),
-        _experts_per_token(facts, name),
-        mesh.size("pp"),
-        mesh.vpp_size,
-    )
+    compute_bytes = DTYPE_BYTES.get(_text(facts, name, "compute_dtype", ""), 0)
+    layout = Layout(split, mesh, compute_bytes, _experts_per_token(facts, name))
     moved = moves(stages[0], training, layout) if layouts.tp_plan == LIBRARY else ()
     return Model(tuple(parameters), training, split, syncs, tuple(map(tuple, stages)), moved)
 

@@ -6,7 +6,7 @@ An unknown name is reported once, with all places that use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from meshctl.dataclass import dataclass
@@ -215,16 +215,11 @@ def inputs_are_calls(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 
 def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
     """No stage waits for itself. Only a sync may close a circle."""
-    pipeline, reported = facts.recipe.pipeline, set[str]()
-    try:
-        TopologicalSorter({name: facts.recipe.before(stage) for name, stage in pipeline.items()}).prepare()
-        return  # most pipelines, whose stages are visited once each
-    except CycleError:
-        circles = (_circle(facts, name) for name in pipeline)
-    for circle in circles:
-        if not circle or reported & {*circle}:
-            continue
-        reported |= {*circle}
+    pipeline = facts.recipe.pipeline
+    waiting = {name: facts.recipe.before(stage) for name, stage in pipeline.items()}
+    while circle := _circle(waiting):
+        for name in circle:
+            del waiting[name]
         name = circle[0]
         message = f"stage `{name}` takes its own value"
         if len(circle) > 1:
@@ -235,19 +230,15 @@ def stages_are_acyclic(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("MC532", message, span, help=help)
 
 
-def _circle(facts: Facts, start: str) -> list[str]:
-    """Returns the stages on a path from `start` back to itself, in the direction of the data; empty if there
-    is none."""
-    pipeline = facts.recipe.pipeline
-    paths, seen = [[start]], set[str]()
-    while paths:
-        path = paths.pop()
-        for before in facts.recipe.before(pipeline[path[-1]]):
-            if before == start:
-                return [start, *reversed(path[1:])]
-            if before in pipeline and before not in seen:
-                seen.add(before)
-                paths.append([*path, before])
+def _circle(waiting: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns stages that wait for one another, in the direction of the data; empty if there are none.
+    `waiting` is stage -> the stages before it, in the order of the recipe."""
+    try:
+        TopologicalSorter(waiting).prepare()
+    except CycleError as error:
+        *found, _ = error.args[1]
+        first = found.index(next(name for name in waiting if name in found))
+        return [*found[first:], *found[:first]]
     return []
 
 

@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field
-from importlib import import_module
 from itertools import accumulate
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed import Store as TorchStore
 
 from meshctl.dataclass import dataclass
 from meshctl.network.control_store import Store
@@ -37,7 +34,7 @@ _SAMPLE_BYTES = 4096
 _OFFERS, _READS = "device/offers", "device/reads"
 """Prefixes of keys of the store. Under the first one each worker publishes its device's name and the handle
 of its sample piece, under the second one the job ranks whose sample piece it could read."""
-_FAILURES = (RuntimeError, BufferError)
+FAILURES = (RuntimeError, BufferError)
 """Errors that torch or this package raises for a device that cannot be used."""
 
 
@@ -86,66 +83,15 @@ class DeviceMemory(Protocol):
         """Waits until every function that was passed to `after` has been called."""
 
 
-@dataclass(frozen=True)
-class DeviceBackend:
-    """The implementation for one type of device: factories, each as `module:attribute`, imported on use."""
-
-    memory: str
-    """Names a factory (device) -> `DeviceMemory`."""
-    transfers: str
-    """Names a factory (job rank, device, store, on_broken) -> `nccl.PairTransfers`."""
-    streams: str
-    """Names a factory (device) -> `nccl.Streams`."""
-
-
-DEVICES: Mapping[str, DeviceBackend] = {
-    "cuda": DeviceBackend(
-        "meshctl.runtime.devices.cuda:Cuda",
-        "meshctl.runtime.devices.nccl:transfers",
-        "meshctl.runtime.devices.nccl:CudaStreams",
-    ),
-}
-"""torch's name of a device type -> its backend. Tensors on other types of devices travel through host
-memory."""
-
-
-def memory_of(device: torch.device) -> DeviceMemory | None:
-    """Returns a device's memory; None if its tensors travel through host memory, because it has no memory
-    of its own or cannot be used."""
-    if device.type not in DEVICES:
-        return None
-    make = _imported(DEVICES[device.type].memory)
-    try:
-        return cast(DeviceMemory, make(device))
-    except (*_FAILURES, AttributeError):  # AttributeError: a library that lacks a function
-        return None
-
-
-def transfers_of(
-    job_rank: int, device: torch.device, store: TorchStore, on_broken: Callable[[int, Exception], None]
-) -> Any:
-    """Returns the `nccl.PairTransfers` of a device that has a `memory_of`."""
-    return _imported(DEVICES[device.type].transfers)(job_rank, device, store, on_broken)
-
-
-def own_stream(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Returns a context manager within which work on a device does not wait for what the program has
-    queued."""
-    if device is None or device.type not in DEVICES:
-        return nullcontext()
-    streams: AbstractContextManager[Any] = _imported(DEVICES[device.type].streams)(device).own()
-    return streams
+DEVICES = {"cuda"}
+"""torch's names of the device types that have a `DeviceMemory`. Tensors on other types of devices travel
+through host memory."""
 
 
 def finish(device: torch.device | None) -> None:
     """Waits until what this thread has queued on a device is done."""
     if device is not None and device.type in DEVICES:
         torch.get_device_module(device).current_stream(device).synchronize()
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
 
 
 CHOICE = "MESHCTL_DEVICES"
@@ -239,7 +185,7 @@ def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tu
         piece = memory.make(_SAMPLE_BYTES)
         piece.view(0, _SAMPLE_BYTES).copy_(_pattern(job_rank))
         memory.finish()
-    except _FAILURES:
+    except FAILURES:
         return None, (memory.name, "")
     return piece, (memory.name, piece.handle.hex())
 
@@ -247,11 +193,11 @@ def _offer(memory: DeviceMemory | None, job_rank: int) -> tuple[Piece | None, tu
 def _can_read(memory: DeviceMemory, other: int, handle: bytes) -> bool:
     try:
         piece = memory.open(handle, _SAMPLE_BYTES)
-    except _FAILURES:
+    except FAILURES:
         return False
     try:
         return torch.equal(piece.view(0, _SAMPLE_BYTES).cpu(), _pattern(other))
-    except _FAILURES:
+    except FAILURES:
         return False
     finally:
         piece.close()

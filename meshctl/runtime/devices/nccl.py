@@ -31,7 +31,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -42,8 +42,8 @@ from torch.distributed import PrefixStore, Store
 
 from meshctl.dataclass import dataclass
 from meshctl.runtime.collectives.collective import RUNNING
-from meshctl.runtime.devices.backend import laid
-from meshctl.runtime.devices.cuda import Runtime, library
+from meshctl.runtime.devices.backend import DEVICES, FAILURES, DeviceMemory, laid
+from meshctl.runtime.devices.cuda import Cuda, Runtime, library
 
 STOP_S = 5.0
 """Seconds that `close` waits for the threads, after their transfers were aborted."""
@@ -360,3 +360,22 @@ def transfers(
 ) -> PairTransfers:
     """Returns the transfers of a worker over NCCL. Raises `DeviceError` if CUDA cannot be used."""
     return PairTransfers(job_rank, CudaStreams(device), nccl_pairs(device, store), on_broken)
+
+
+def memory_of(device: torch.device) -> DeviceMemory | None:
+    """Returns a device's memory; None if its tensors travel through host memory, because it has no memory
+    of its own or cannot be used."""
+    if device.type not in DEVICES:
+        return None
+    try:
+        return Cuda(device)
+    except (*FAILURES, AttributeError):  # AttributeError: a library that lacks a function
+        return None
+
+
+def own_stream(device: torch.device | None) -> AbstractContextManager[Any]:
+    """Returns a context manager within which work on a device does not wait for what the program has
+    queued."""
+    if device is None or device.type not in DEVICES:
+        return nullcontext()
+    return CudaStreams(device).own()

@@ -17,12 +17,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
-from meshctl.run.logs import CONTINUED, older, without_stamps
-from meshctl.run.reading import MAX_LOG_BYTES, opened, stat_of
+from meshctl.run.logs import WorkerLog
 from meshctl.text.bounded import ESCAPE
 from meshctl.view.pictures.text.styled import visible
 
@@ -52,56 +50,6 @@ TRACEBACK = "Traceback (most recent call last)"
 cause with its traceback."""
 
 
-class LogTail:
-    """Reads one log file as it grows; a file that does not exist or cannot be read has no lines."""
-
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self.path = path
-        found = stat_of(path) if from_end else None
-        self._offset = found.st_size if found else 0
-        self._inode = found.st_ino if found else 0
-        """The inode of the file that was read last. It changes when a bounded log begins a new file."""
-
-    def new_lines(self, max_bytes: int, *, is_complete: bool = False) -> list[str]:
-        """Returns the complete lines that were written since the last call, without empty lines, stamps and
-        notes that a file continues another one.
-
-        If more than `max_bytes` were written, the result is the newest lines, and older lines are skipped.
-        With `is_complete`, it is the oldest lines, and the next call continues after them.
-        """
-        found = stat_of(self.path)
-        if found is None:
-            return []
-        rest = list[str]()
-        if self._inode not in (0, found.st_ino):
-            path = older(self.path)
-            before = stat_of(path)  # the file that was read last may be the older half of the log now
-            if before is not None and before.st_ino == self._inode:
-                rest = self._read(path, before.st_size, max_bytes, is_complete)
-            if is_complete and rest:
-                return rest
-            self._offset = 0
-        self._inode = found.st_ino
-        return rest + self._read(self.path, found.st_size, max_bytes, is_complete)
-
-    def _read(self, path: Path, size: int, max_bytes: int, is_complete: bool) -> list[str]:
-        if size <= self._offset:
-            return []
-        start = self._offset if is_complete else max(self._offset, size - max_bytes)
-        try:
-            with opened(path, MAX_LOG_BYTES) as file:
-                file.seek(start)
-                text = file.read(min(size - start, max_bytes))
-        except OSError:
-            return []
-        whole = text[: text.rfind(b"\n") + 1]
-        if not whole and len(text) < max_bytes:
-            return []
-        self._offset = start + len(whole or text)
-        lines = without_stamps((whole or text).decode("utf-8", errors="replace")).split("\n")
-        return [line for line in lines if line.strip() and not line.startswith(CONTINUED)]
-
-
 def printable(line: str, max_letters: int = MAX_LINE_LETTERS) -> str:
     """Returns a log line without escape sequences, control characters, and text that a carriage return
     overwrites."""
@@ -119,7 +67,7 @@ class RankOutput:
 
     name: str
     """GROUP:RANK"""
-    tail: LogTail
+    log: WorkerLog
     is_followed: bool
     is_program: bool
     warnings: set[str]
@@ -132,10 +80,10 @@ class RankOutput:
     """Its newest lines, at most `MAX_LAST_LINES`, if they are not on the screen."""
 
     def new_lines(self, max_bytes: int) -> list[str]:
-        lines = self.tail.new_lines(max_bytes, is_complete=self.is_followed)
-        while self.is_followed and (more := self.tail.new_lines(max_bytes, is_complete=True)):
-            lines += more
-        return lines
+        """Returns the lines since the last call that are not empty: all of a rank that is followed, and of
+        others those in the newest `max_bytes`."""
+        new = self.log.new(False, 0 if self.is_followed else max_bytes)
+        return [line.text for line in new if line.text.strip()]
 
     def choose(self, line: str, is_stepping: bool) -> str:
         """Returns what to show for a new line: the line, a hint to the file, or nothing. `is_stepping` means
@@ -158,7 +106,7 @@ class RankOutput:
         if self.first_left and (self.is_program or not is_stepping):
             self.first_left -= 1
             self.unseen.clear()
-            return text if self.first_left else f"more in {self.tail.path}"
+            return text if self.first_left else f"more in {self.log.path}"
         self.unseen.append(text)
         return ""
 
@@ -178,17 +126,20 @@ class Output:
         self._groups: dict[str, list[RankOutput]] = {}
         for group in plan.groups:
             warnings = set[str]()
+            logs = [WorkerLog(run, group.name, rank) for rank in range(min(group.workers, MAX_RANKS))]
             self._groups[group.name] = [
                 RankOutput(
                     name := f"{group.name}:{rank}",
-                    LogTail(run.log(group.name, rank), from_end=from_end),
+                    log,
                     name in follow or group.name in follow,
                     group.program is not None,
                     warnings,
                     0 if rank else MAX_FIRST_LINES + 1,
                 )
-                for rank in range(min(group.workers, MAX_RANKS))
+                for rank, log in enumerate(logs)
             ]
+            for log in logs if from_end else ():
+                log.skip()
         self._max_bytes = max(MIN_READ_BYTES, MAX_READ_BYTES // sum(map(len, self._groups.values())))
 
     def end_first_lines(self) -> None:

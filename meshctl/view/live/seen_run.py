@@ -16,7 +16,7 @@ from meshctl.plan.model import Plan
 from meshctl.run.checkpoints import steps_of
 from meshctl.run.directory import AskJob, JobState, RunDir, Submission, unasked
 from meshctl.run.finding import NoRun, find, name_of
-from meshctl.run.launcher import Launcher, is_locked
+from meshctl.run.launcher import Launcher
 from meshctl.run.reading import DAMAGED
 from meshctl.view.live.run_state import Condition, GroupState, RunState
 from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
@@ -180,5 +180,5 @@ def condition_of(
         return "lost" if job.phase == "ended" else state.condition
     if launcher is None and Submission.of(run):
         return "queued"  # nobody was asked
-    is_gone = launcher.is_alive() is False if launcher else not is_locked(run)
+    is_gone = launcher is None or launcher.is_alive() is False
     return "lost" if is_gone else state.condition

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -48,23 +47,11 @@ class WatchView:
 def polled(seen: SeenRun, sleep: Callable[[float], object] = time.sleep) -> Iterator[SeenRun]:
     """Yields a run once a second until it is over, and then as it has ended. Raises `NoRun` if it can no
     longer be read, because it was deleted for example."""
-    change = _change_of(seen.run.state)
     while seen.is_live:
         yield seen
         sleep(POLL_S)
-        now = _change_of(seen.run.state)
-        is_gone = seen.launcher is not None and seen.launcher.is_alive() is False
-        if now != change or now is None or is_gone or seen.ask(seen.run) != seen.job:
-            change, seen = now, seen.again()
+        seen = seen.again()
     yield seen
-
-
-def _change_of(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
 
 
 def watch_view(seen: SeenRun, stream: TextIO, environ: Mapping[str, str] = os.environ) -> WatchView:

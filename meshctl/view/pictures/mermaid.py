@@ -15,7 +15,6 @@ can be taken for a keyword of Mermaid.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from meshctl.plan.views.topology import PlacedGroup, Topology
 from meshctl.topology.modes import shown_mode
@@ -25,9 +24,6 @@ from meshctl.view.pictures.colors import COLORS, HUES
 from meshctl.view.pictures.text.letters import Marks
 from meshctl.view.pictures.text.styled import cut
 
-MAX_GROUPS, MAX_STAGES, MAX_ROUTES, MAX_UNUSED = 24, 60, 150, 8
-"""Maximum numbers of boxes and arrows that are drawn. MAX_UNUSED is the number of components of one group
-that no stage calls. Mermaid accepts at most 500 arrows."""
 MAX_NAME = 48
 """Maximum length of a name in characters."""
 PLAIN = set(" _-.,/()+=")
@@ -35,16 +31,6 @@ PLAIN = set(" _-.,/()+=")
 
 
 def draw(topology: Topology) -> str:
-    groups = topology.groups[:MAX_GROUPS]
-    drawn = {component for group in groups for component in group.components}
-    stages = tuple(stage for stage in topology.stages[:MAX_STAGES] if stage.component in drawn)
-    names = {stage.name for stage in stages}
-    routes = [
-        route
-        for route in topology.routes
-        if {route.source, route.target} <= names and {route.producer, route.consumer} <= drawn
-    ]
-    shown = replace(topology, groups=groups, stages=stages, routes=tuple(routes[:MAX_ROUTES]))
     marks = Marks(topology)
     lines = [
         "flowchart TB",
@@ -53,12 +39,11 @@ def draw(topology: Topology) -> str:
         f"{count(len(topology.routes), 'route')}",
         *(
             line
-            for number, group in enumerate(shown.groups)
-            for line in _subgraph(marks, shown, group, number)
+            for number, group in enumerate(topology.groups)
+            for line in _subgraph(marks, topology, group, number)
         ),
-        *_arrows(shown),
-        *_more(topology, shown),
-        f"  class {','.join(f'g{number}' for number in range(len(shown.groups)))} group",
+        *_arrows(topology),
+        f"  class {','.join(f'g{number}' for number in range(len(topology.groups)))} group",
         f"  classDef group fill:transparent,stroke:{COLORS['edge'].light}",
         *(
             f"  classDef h{number} fill:{hue.tint.light},stroke:{hue.line.light},color:{hue.text.light}"
@@ -66,16 +51,6 @@ def draw(topology: Topology) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _more(topology: Topology, shown: Topology) -> Iterator[str]:
-    counts = {
-        "more group": len(topology.groups) - len(shown.groups),
-        "more stage": len(topology.stages) - len(shown.stages),
-        "more route": len(topology.routes) - len(shown.routes),
-    }
-    if words := [f"{number:,} {thing}{'s' * (number > 1)}" for thing, number in counts.items() if number > 0]:
-        yield f"  more[{_quoted('and ' + ', '.join(words))}]"
 
 
 def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) -> Iterator[str]:
@@ -95,10 +70,8 @@ def _subgraph(marks: Marks, shown: Topology, group: PlacedGroup, number: int) ->
                 yield _box(f"{prefix}{stage.after}", lines, marks, name)
         called |= {stage.component, stage.to}
     idle = [name for name in group.components if name not in called]
-    for index, name in enumerate(idle[:MAX_UNUSED]):
+    for index, name in enumerate(idle):
         yield _box(f"c{number}_{index}", [_name(name)], marks, name)
-    if left := max(0, len(idle) - MAX_UNUSED):
-        yield f"    c{number}_more[{_quoted('and ' + count(left, 'more component'))}]"
     if not group.components:
         letter = marks.group_letter(group.name)
         text = _quoted(f"{letter.text} {_name(group.program)}")

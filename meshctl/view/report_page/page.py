@@ -11,13 +11,13 @@ from meshctl.dataclass import dataclass
 from meshctl.run import clock
 from meshctl.run.events import restart_line
 from meshctl.text.redaction import redact
-from meshctl.view.formatting import count, duration, number, rate
+from meshctl.view.formatting import count, duration, number, precise, rate
 from meshctl.view.pictures.colors import HUES, properties
 from meshctl.view.pictures.html import as_json, policy
 from meshctl.view.pictures.svg import inline_style
 from meshctl.view.report_page import sections, timeline
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
-from meshctl.view.report_page.plots import Curve, Plot, Scale, duration_text, legend, memory_plots
+from meshctl.view.report_page.plots import Curve, Plot, Scale, legend, memory_plots
 from meshctl.view.report_page.record import STEP_SECONDS, RunRecord, Series
 from meshctl.view.report_page.sections import compared_recipes, overrides_of
 
@@ -132,8 +132,7 @@ def metric_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
         found = [Curve(one.points, one.gaps, run) for one, run in series]
         marks = restarts(records[0]) if len(records) == 1 else []
         if name == STEP_SECONDS:
-            most = max((value or 0.0 for curve in found for _, value in curve.points), default=1.0)
-            yield Plot(name, found, scale, marks, duration_text(most), unit="seconds")
+            yield Plot(name, found, scale, marks, precise, unit="seconds")
         else:
             yield Plot(name, found, scale, marks)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.view.formatting import count, number, size
+from meshctl.view.formatting import count, duration, number, size
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Point, RunRecord, Series
 
@@ -48,32 +48,6 @@ class Scale:
 def step_text(most: float) -> Callable[[float], str]:
     """Formats a step on an axis up to step `most`, in thousands where the number is long."""
     return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
-
-
-UNITS = (
-    *((1e-6, "us", 1e-3), (1e-3, "ms", 1.0), (1.0, "s", 300.0), (60.0, "min", 18_000.0)),
-    *((3600.0, "h", 400_000.0), (86400.0, "d", math.inf)),
-)
-"""(seconds of a unit, its name, the length of the axis below which it is used)."""
-
-
-def unit_of(axis: float) -> tuple[float, str]:
-    """Returns the unit of an axis of so many seconds, as (seconds, name)."""
-    return next((seconds, name) for seconds, name, most in UNITS if axis < most)
-
-
-def duration_text(axis: float) -> Callable[[float], str]:
-    """Returns the format of seconds on an axis of this length."""
-    unit, name = unit_of(axis)
-    return lambda seconds: f"{number(seconds / unit)} {name}"
-
-
-def time_ticks(scale: Scale, count: int) -> list[Tick]:
-    """Returns ticks of an axis of seconds, at round numbers of its unit, which is at least a second."""
-    length = scale.high - scale.low
-    unit, text = unit_of(max(1.0, length))[0], duration_text(length)
-    ticks = Scale(scale.low / unit, scale.high / unit).ticks(count, lambda value: f"{value:.12g}")
-    return [Tick(tick.part, text(float(tick.text) * unit)) for tick in ticks]
 
 
 AXIS = 20
@@ -260,7 +234,7 @@ def memory_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
             same = [one for record in records for one in record.seen.plan.groups if one.name == group]
             workers = max(one.workers for one in same)
             name = f"{group}: {what}" + (f", the most of {count(workers, 'rank')}" if workers > 1 else "")
-            ticks = time_ticks(scale, 5)
+            ticks = scale.ticks(5, duration)
             yield Plot(name, curves, scale, text=size, x_ticks=ticks, unit="bytes", axis="time")
 
 

@@ -15,12 +15,12 @@ from meshctl.run.events import Event, restart_line
 from meshctl.text.english import counted
 from meshctl.text.redaction import redact
 from meshctl.view.episodes import SAMPLED, conversation
-from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
-from meshctl.view.live.summary import means, route_rows
+from meshctl.view.formatting import count, duration, number, rate, size
+from meshctl.view.live.summary import route_rows
 from meshctl.view.pictures.svg import document
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import RunRecord
-from meshctl.view.times import conclusions, percent, rows
+from meshctl.view.times import conclusions, rows
 
 MAX_FAULTS, MAX_WARNINGS, MAX_GROUP_RESTARTS, MAX_EPISODES = 12, 50, 50, 5
 
@@ -125,13 +125,7 @@ def time_table(record: RunRecord) -> Markup:
     """Returns the time of each group in a step, and the bound of the run; empty for a run without a step."""
     use = record.seen.state.time_use
     if use is None:
-        mean_rows = list[Sequence[Child]]()
-        for name, group in record.seen.state.groups.items():
-            for index, (stage, mean) in enumerate(means(group)):
-                share = mean / group.step.mean if group.step.mean else 0.0
-                row = (name if index == 0 else "", stage, milliseconds(mean), _bar(share), percent(share))
-                mean_rows.append(row)
-        return table(("group", "stage", "mean ms", "share", ""), mean_rows, (2, 4))
+        return Markup()
     heads, *found = rows(use)
     shares = [(*row[:3], _bar(float(row[3].split()[0]) / 100), *row[3:]) for row in found]
     lines = [tag("li", quoted(text[0].upper() + text[1:] + ".")) for text in conclusions(use)]

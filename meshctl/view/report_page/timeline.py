@@ -15,7 +15,7 @@ from meshctl.text.redaction import redact
 from meshctl.view.formatting import duration
 from meshctl.view.pictures.colors import HUES
 from meshctl.view.report_page.markup import Markup, inner, tag
-from meshctl.view.report_page.plots import WIDTH, Scale, stretched, time_ticks, x_labels
+from meshctl.view.report_page.plots import WIDTH, Scale, stretched, x_labels
 from meshctl.view.report_page.record import RunRecord, Span, Worker
 
 COLUMNS = 200
@@ -113,7 +113,7 @@ def whole_run(record: RunRecord) -> Markup:
                 y -= part
                 _append(boxes, name, (x, y, width, part))
     scale = Scale(0.0, length)
-    ticks = time_ticks(scale, 6)
+    ticks = scale.ticks(6, duration)
     paths = [tag("path", class_=kind, d="".join(map(_shape, boxes[kind]))) for kind in sorted(boxes)]
     height = lanes.bottom
     places = [f"{100 * tick.part:.2f}%" for tick in ticks]

@@ -43,7 +43,7 @@ def test_a_busy_machine_is_no_disk_that_does_not_answer() -> None:
             "echo first >&2; echo RuntimeError: the last line >&2; exit 3",
             "exit code 3: RuntimeError: the last line",
         ),
-        (None, "no process could be started: No such file or directory"),
+        (None, "/nowhere/python is not installed, or not on the PATH"),
     ],
 )
 def test_a_command_that_fails_is_reported_with_its_cause(script: str | None, error: str) -> None:

@@ -209,7 +209,7 @@ def test_kubectl_that_is_missing_or_fails_is_one_message(world: World) -> None:
     missing = world.call("launch", *world.options)
     assert missing.returncode == 4, missing.stderr
     assert missing.stderr.endswith(
-        "error: kubectl is not installed, or not on the PATH; the engine `jobset` needs it\n"
+        "error: kubectl version has failed: kubectl is not installed, or not on the PATH; the engine `jobset` needs it\n"
     )
     world.environ |= {"PATH": os.environ["PATH"], "KUBECONFIG": str(world.folder / "none")}
     failing = world.call("launch", *world.options)

@@ -134,7 +134,7 @@ def test_ranks_that_do_not_contradict_each_other(arrivals: list[Arrival]) -> Non
                 *(step(rank, 2, dp=counts(3, **{"a.py:1": 2, "a.py:7": 1})) for rank in range(3)),
             ],
             step(3, 2, dp=counts(2, **{"a.py:1": 2, "a.py:7": 0})),
-            ["ranks 1, 3", "step 2", "rank 1 called 3, rank 3 called 2", "a.py:7"],
+            ["ranks 1 and 3", "step 2", "rank 1 called 3, rank 3 called 2", "a.py:7"],
             id="one was skipped",
         ),
         pytest.param(
@@ -146,7 +146,7 @@ def test_ranks_that_do_not_contradict_each_other(arrivals: list[Arrival]) -> Non
         pytest.param(
             [step(rank, dp=counts(3, **{"a.py:3": 3})) for rank in (0, 1, 3)],
             step(2, dp=counts(3, digest=0, **{"a.py:3": 3})),
-            ["ranks 0, 2 called 3", "a.py:3"],
+            ["ranks 0 and 2 called 3", "a.py:3"],
             id="another operation",
         ),
         pytest.param(

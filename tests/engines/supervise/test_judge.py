@@ -30,7 +30,7 @@ def test_the_first_number_that_is_not_finite_fails_the_run() -> None:
 def test_a_fault_names_some_of_many_workers_and_metrics() -> None:
     judge = Judge(Run(), [])
     judge.add({"step": 7}, [NORM, LOSS])
-    where = "stage metrics, train:0, train:1, train:2, train:3, 2 more"
+    where = "stage metrics, train:0, train:1, train:2, train:3, train:4 and train:5"
     assert judge.fault == f"metric `metrics.norm` is infinite in step 7 ({where}), and 1 more are not finite"
 
 
@@ -98,7 +98,7 @@ def kept(run: Launched) -> set[str]:
 def test_nan_ends_a_run_and_its_checkpoint_is_not_published(launch: Launch, tmp_path: Path) -> None:
     run = launch(plan_of(tmp_path, ("one", 2), ("two", 1)), "forever losses=3,2,nan")
     assert run.end() == 5
-    where = "(stage eval, one:0, one:1, two:0)"
+    where = "(stage eval, one:0, one:1 and two:0)"
     line = f"metric `eval.loss` is NaN in step 3 {where}; the newest checkpoint is of step 2"
     assert run.output() == f"error: {line}\n"
     assert [event.value for event in run.events("over")] == [{"code": 5, "reason": line}]

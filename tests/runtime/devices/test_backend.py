@@ -29,9 +29,9 @@ from meshctl.runtime.devices.backend import (
     PeerAccess,
     devices_at,
     handshake,
-    memory_of,
 )
 from meshctl.runtime.devices.cuda import Later, library
+from meshctl.runtime.devices.nccl import memory_of
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
 from tests.hang import HANG_S
 from tests.runtime.devices.standin import Standin

@@ -26,10 +26,10 @@ from meshctl.runtime.devices.backend import (
     DeviceMemory,
     PeerAccess,
     handshake,
-    memory_of,
-    transfers_of,
 )
 from meshctl.runtime.devices.cuda import GRAIN, Cuda
+from meshctl.runtime.devices.nccl import memory_of
+from meshctl.runtime.devices.nccl import transfers as transfers_of
 from meshctl.runtime.transports.buffers.arena import Arena
 from tests.hang import HANG_S
 from tests.runtime.devices.standin import gpus

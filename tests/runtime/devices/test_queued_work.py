@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from meshctl.runtime.devices.backend import finish, own_stream
+from meshctl.runtime.devices.backend import finish
+from meshctl.runtime.devices.nccl import own_stream
 from meshctl.runtime.transports.turn import DataPlaneLock
 from tests.runtime.devices.standin import gpus
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshctl.run.directory import RunDir
-from meshctl.run.logs import LogFile
-from meshctl.view.live.output import MAX_LINE_LETTERS, LogTail, printable
+from meshctl.run.logs import LogFile, WorkerLog
+from meshctl.view.live.output import MAX_LINE_LETTERS, RankOutput, printable
 
 MAX = 1 << 10
 """Maximum number of bytes per call."""
@@ -22,24 +22,27 @@ def log(run: RunDir, group: str, rank: int, text: str | bytes) -> Path:
     return path
 
 
+def output(run: RunDir, *, is_followed: bool = False) -> RankOutput:
+    return RankOutput("train:0", WorkerLog(run, "train", 0), is_followed, False, set(), 0)
+
+
 def test_complete_lines_once_each(run: RunDir) -> None:
-    assert LogTail(run.log("train", 0)).new_lines(MAX) == [], "a file that is missing"
-    assert LogTail(run.path).new_lines(MAX) == [], "a folder"
-    tail = LogTail(log(run, "train", 0, "one\ntw"))
-    assert tail.new_lines(MAX) == ["one"] and tail.new_lines(MAX) == []
-    later = LogTail(run.log("train", 0), from_end=True)
+    assert output(run).new_lines(MAX) == [], "a file that is missing"
+    log(run, "train", 0, "one\ntw")
+    seen, later = output(run), output(run)
+    assert seen.new_lines(MAX) == ["one"] and seen.new_lines(MAX) == []
+    later.log.skip()
     log(run, "train", 0, "o\n\n  \n2026-11-23T13:14:15.123Z three\n2026-11-23T13:14:15.124Z \n")
-    assert tail.new_lines(MAX) == ["two", "three"], "without times and empty lines"
+    assert seen.new_lines(MAX) == ["two", "three"], "without times and empty lines"
     assert later.new_lines(MAX) == ["o", "three"], "what an earlier attempt has written is skipped"
 
 
 def test_a_call_reads_a_bounded_amount(run: RunDir) -> None:
-    tail = LogTail(log(run, "train", 0, "x\n" * MAX))
-    assert 0 < len(tail.new_lines(MAX)) <= MAX
-    log(run, "train", 0, b"y" * 3 * MAX)
-    assert [len(line) for line in tail.new_lines(MAX)] == [MAX], "a line without an end is shown too"
-    log(run, "train", 0, "\nlast\n")
-    assert tail.new_lines(MAX) == ["last"]
+    log(run, "train", 0, "x\n" * MAX)
+    seen = output(run)
+    assert 0 < len(seen.new_lines(MAX)) <= MAX
+    log(run, "train", 0, b"y" * 3 * MAX + b"\nlast\n")
+    assert [len(line) for line in seen.new_lines(MAX)] == [MAX - len("\nlast\n"), len("last")]
 
 
 @pytest.mark.parametrize(
@@ -60,14 +63,13 @@ def test_a_line_as_a_terminal_may_show_it(line: str, shown: str) -> None:
     assert printable(line) == shown
 
 
-@pytest.mark.parametrize("is_complete", [False, True])
-def test_a_bounded_log_is_read_across_its_files(run: RunDir, is_complete: bool) -> None:
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_bounded_log_is_read_across_its_files(run: RunDir, is_followed: bool) -> None:
     path = run.log("train", 0)
     path.parent.mkdir(parents=True)
-    file, tail, read = LogFile(path, 1000), LogTail(path), list[str]()
+    file, seen, read = LogFile(path, 1000), output(run, is_followed=is_followed), list[str]()
     for number in range(100):
         file.write(b"line %d\n" % number)
         if number % 7 == 0:
-            while lines := tail.new_lines(MAX, is_complete=is_complete):
-                read += lines
+            read += seen.new_lines(MAX)
     assert read == [f"line {number}" for number in range(99)]

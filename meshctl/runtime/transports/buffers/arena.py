@@ -163,13 +163,6 @@ class Arena:
         in the middle of a `take`."""
         self._returned.append((number, holder))
 
-    def discard(self, block: Block) -> None:
-        """Drops a block without a holder."""
-        with self._lock:
-            self._settle()
-            self._free[block.use].remove(block)
-            self._discard(block)
-
     def forget_holders(self, job_ranks: Collection[int]) -> None:
         """Takes back the blocks of peers whose processes have been replaced."""
         with self._lock:
@@ -286,23 +279,8 @@ class Mapped:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
         array = numpy.frombuffer(self._bytes, numpy.uint8, nbytes, at)
         if gone:
-            _when_dead(array, gone)
+            weakref.finalize(array, gone).atexit = False
         return torch.from_numpy(array)
-
-
-_watched: dict[int, weakref.ref[object]] = {}
-
-
-def _when_dead(one: object, act: Callable[[], None]) -> None:
-    """Calls `act` when an object dies, on any thread. It costs a third of `weakref.finalize`, which keeps an
-    order for the end of the process, where nothing is called here."""
-
-    def on_dead(watched: weakref.ref[object]) -> None:
-        del _watched[id(watched)]
-        act()
-
-    watched = weakref.ref(one, on_dead)
-    _watched[id(watched)] = watched
 
 
 class Sealed(Mapped):

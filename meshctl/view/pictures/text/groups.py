@@ -46,20 +46,6 @@ class Groups:
         """Returns a line for each group and component."""
         return self.with_meshes(None)
 
-    def components_alone(self) -> list[Line]:
-        """Returns a line for each component with the name of its group, and no lines for groups. Only a group
-        of a program, which has no components, has a line."""
-        rows: list[Sequence[Line]] = []
-        for group in self.marks.topology.groups:
-            for name in group.components:
-                letter, own, *rest = self._cells(self.marks.components[name])
-                rows.append((letter, own, Line(group.name), *rest))
-            if not group.components:
-                letter, gap = Line("    ", self.marks.group_letter(group.name)), [Line()] * 3
-                program = Line(styled(f"program {group.program}" if group.program else "", "faint"))
-                rows.append((letter, Line(), Line(group.name), *gap, program))
-        return columns(rows, (*TABLE[:2], Column(least=8), *TABLE[2:]), self.width)
-
     def with_meshes(self, most: int | None) -> list[Line]:
         """Returns each group with its components below it, and the mesh below those that share it, with a
         grid of at most `most` rows; no meshes for None."""

@@ -71,7 +71,7 @@ def _sections(topology: Topology, marks: Marks, width: int) -> Iterator[Section]
         )
     groups, least = Groups(marks, width), len(topology.groups) + len(topology.components)
     grids = [Level(cost, partial(groups.with_meshes, rows), least) for rows, cost in GRID_ROWS_COST.items()]
-    levels = (*grids, Level(80, groups.in_lines, least), Level(100, groups.components_alone))
+    levels = (*grids, Level(80, groups.in_lines))
     yield Section("groups", levels, lambda left: f"... and {left} more: --component NAME")
     if (shown := topology.memory).components:
         full = Level(0, partial(memory.in_full, shown, marks, width), len(shown.components))
