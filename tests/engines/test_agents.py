@@ -16,7 +16,9 @@ pytest.importorskip("transformers")
 PARTS = """
 import asyncio
 import json
+import os
 import random
+import signal
 import time
 
 import aiohttp
@@ -25,11 +27,17 @@ from meshctl import Batch, Component, endpoint
 
 
 class Numbers(Component):
+    def __init__(self, dies: bool = False):
+        self.dies = dies
+
     def __len__(self):
         return 1 << 30
 
     @endpoint
     def next(self, samples: range) -> Batch:
+        is_due = (self.run_dir / "checkpoints" / "latest").exists()
+        if self.dies and self.world_size == 3 and self.rank == 2 and is_due:
+            os.kill(os.getpid(), signal.SIGKILL)
         return Batch({"n": torch.tensor(list(samples))})
 
 
@@ -143,6 +151,33 @@ def test_episodes_are_trained_once_whatever_dies(folder: Path, seed: int) -> Non
     run, restarts = run_with(folder, f"killed-{seed}", 80, generated(seed, 10, 80), seed)
     check_episodes(run, 80)
     assert restarts == 10
+
+
+THREE = "pipeline.exam.stages.q.samples=3"
+
+
+@pytest.mark.slow_suite
+def test_episodes_go_on_with_other_numbers_of_ranks(folder: Path) -> None:
+    running = Running(folder, "resized")
+    running.begin("recipe.yaml", "run.steps=3", "name=resized", "run.checkpoint.every=3").done()
+    for ranks, steps in ((3, 6), (1, 9)):
+        words = [f"groups.roll.ranks={ranks}", f"run.steps={steps}", "run.accept=[pipeline]", THREE]
+        running.begin(str(running.run.path), *words).done()
+    check_episodes(running.run, 9)
+
+
+@pytest.mark.slow_suite
+def test_episodes_go_on_without_a_worker_that_is_lost_for_good(folder: Path) -> None:
+    running = Running(folder, "elastic")
+    words = [
+        "groups.roll.ranks=3",
+        "+run.elastic.roll.min_ranks=2",
+        "+components.numbers.args.dies=true",
+        THREE,
+    ]
+    running.begin("recipe.yaml", "run.steps=8", "name=elastic", *words).done()
+    check_episodes(running.run, 8)
+    assert {"roll": [3, 2]} in [event.value.get("sizes") for event in running.events("restarted")]
 
 
 @pytest.mark.slow_suite
