@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshctl.cli import without_collection
 from meshctl.cli.output import REFUSED, refuse, why
-from meshctl.engines.connection import CONNECT_S, JOIN_S
+from meshctl.engines.connection import CONNECT_S
 from meshctl.engines.engine import groups_on
 from meshctl.engines.shipping import begin_run
 from meshctl.network.addresses import split
@@ -32,7 +32,6 @@ POLL_S = 0.2
 
 def agent(
     path: Path,
-    group: str,
     place: str,
     head: str,
     wait_s: float = 0.0,
@@ -50,7 +49,7 @@ def agent(
     except (OSError, tarfile.TarError, ValueError) as error:
         return refuse(f"the recipe's folder cannot be unpacked: {error}", REFUSED)
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
-    node, wrong = placed(path, group, place)
+    node, wrong = placed(path, place)
     if wrong or (head and problem_of(head)):
         return refuse(wrong or f"--head must be HOST:PORT, not {head!r}")
     began = time.monotonic()
@@ -74,9 +73,8 @@ def agent(
         folders = start.path
         preload(plan, folders, groups_of(plan, folders))
     left = max(0.0, wait_s - (time.monotonic() - began))
-    groups = (group,) if group else ()
     own = tuple(folders) if shipped else ()
-    job = NodeJob(run, node, head, token, main, groups, (), plan.digest, JOIN_S, left, own)
+    job = NodeJob(run, node, head, token, main, (), plan.digest, left, own)
     asks = (signal.SIGTERM, signal.SIGUSR2) if is_in_job else ()
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 
@@ -117,9 +115,9 @@ def _answers(address: str) -> bool:
     return True
 
 
-def placed(path: Path, group: str, place: str) -> tuple[int, str]:
+def placed(path: Path, place: str) -> tuple[int, str]:
     """Returns the number of the node, and the reason why the plan has nothing to run on it; empty if it
-    has. `group` is empty for all groups of the node."""
+    has."""
     try:
         plan = Plan.read(path)
     except OSError as error:
@@ -131,7 +129,4 @@ def placed(path: Path, group: str, place: str) -> tuple[int, str]:
         node = number_of(place, plan)
     except ValueError as error:
         return -1, str(error)
-    if (here := groups_on(plan, node)) and group in ("", *here):
-        return node, ""
-    what = f"group {group}" if group else "group"
-    return node, f"the plan has no {what} on node {node}"
+    return node, "" if groups_on(plan, node) else f"the plan has no group on node {node}"

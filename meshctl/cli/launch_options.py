@@ -34,6 +34,7 @@ from meshctl.plan.subset import covered, incoming, only
 from meshctl.recipe.compose.folders import is_dir
 from meshctl.run.directory import Recorded, Start
 from meshctl.run.events import Event, Observer
+from meshctl.run.logs import workers_named
 from meshctl.run.reading import decoded, opened
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import Route
@@ -181,14 +182,10 @@ NEVER_S = 30 * 24 * 3600.0
 
 def check_workers(plan: Plan, option: str, names: Sequence[str]) -> None:
     """Raises `Refusal` unless each name is a GROUP or GROUP:RANK of the plan."""
-    groups = {group.name: group for group in plan.groups}
-    for name in names:
-        group, colon, rank = name.partition(":")
-        if group not in groups:
-            raise Refusal(f"{option}: group `{group}` does not exist; {did_you_mean(group, groups)}")
-        if colon and not (rank.isdecimal() and int(rank) < groups[group].workers):
-            has = counted(groups[group].workers, "rank")
-            raise Refusal(f"{option}: group `{group}` has no rank `{rank}`; it has {has}, from 0")
+    try:
+        workers_named({group.name: group.workers for group in plan.groups}, names)
+    except ValueError as error:
+        raise Refusal(f"{option}: {error}") from None
 
 
 def with_debugging(ready: Launchable, name: str) -> Launchable:

@@ -16,8 +16,7 @@ from pathlib import Path
 from meshctl.cli.jobs import job_state
 from meshctl.cli.output import NO_RUN, Refusal, check_format, is_closed, refuse, silence, why, write
 from meshctl.run.finding import NoRun, runs_below
-from meshctl.run.logs import LogLine, WorkerLog, as_time, merged
-from meshctl.text.english import counted, did_you_mean
+from meshctl.run.logs import LogLine, WorkerLog, as_time, merged, workers_named
 from meshctl.text.redaction import redact
 from meshctl.view.live.listing import listing, rows_of_runs
 from meshctl.view.live.output import printable
@@ -182,21 +181,11 @@ def _named(words: Sequence[str], folder: str) -> tuple[SeenRun, Sequence[str]]:
 
 
 def workers_of(seen: SeenRun, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns (group, rank) of each worker that GROUP and GROUP:RANK name; all of them without names. Raises
-    `Refusal`."""
-    known = {name: group.workers for name, group in seen.state.groups.items()}
-    found = dict[tuple[str, int], None]()
-    for name in names or known:
-        group, colon, rank = name.partition(":")
-        if group not in known:
-            raise Refusal(f"the group `{group}` does not exist: {did_you_mean(group, known)}")
-        if colon and not (rank.isdecimal() and int(rank) < known[group]):
-            raise Refusal(
-                f"the rank `{name}` does not exist: `{group}` has {counted(known[group], 'worker')}, "
-                "from 0 on"
-            )
-        found |= dict.fromkeys((group, each) for each in ([int(rank)] if colon else range(known[group])))
-    return list(found)
+    """Returns (group, rank) of each worker that GROUP and GROUP:RANK name. Raises `Refusal`."""
+    try:
+        return workers_named({name: group.workers for name, group in seen.state.groups.items()}, names)
+    except ValueError as error:
+        raise Refusal(error) from None
 
 
 def since_of(text: str, now: float) -> str:

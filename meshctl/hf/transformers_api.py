@@ -296,34 +296,20 @@ def shard_by_tp(
     plan = {name: style for name, style in plan.items() if style != SUMMED_OVER_TP}
     if sizes.sequence == 1:
         apply_tensor_parallelism(model, mesh["tp"], plan)
-    else:
-        of_parts += _shard_tokens(model, mesh["tp"], plan, of_experts, is_adapted, stages)
-    model.partial_over_tp = tuple(of_parts)
-
-
-def _shard_tokens(
-    model: Any,
-    mesh: TorchDeviceMesh,
-    plan: dict[str, str],
-    of_experts: dict[str, str],
-    is_adapted: bool,
-    stages: Sequence[range],
-) -> list[str]:
-    """Applies a plan for tp, and divides tokens outside of its regions. Returns the names of the modules
-    and parameters whose gradients are summed over tp."""
+        model.partial_over_tp = tuple(of_parts)
+        return
     if not mixes_tokens_in_attention(model):
         raise ModelError(f"`{type(model).__name__}` has no sequence parallelism: it has a recurrent state")
-    layers = sequence_parallel.regions_of(model, plan | of_experts)
-    regions = [region for regions in layers.values() for region in regions]
     both = plan | of_experts
+    layers = sequence_parallel.regions_of(model, both)
+    regions = [region for regions in layers.values() for region in regions]
     reduced = {one for one in regions if not is_adapted and sequence_parallel.is_reduced(model, both, one)}
     for name, style in plan.items():
         if style == sequence_parallel.ROWS and name.startswith(tuple(f"{one}." for one in reduced)):
             plan[name] = ROWS_TO_TOKENS
-    apply_tensor_parallelism(model, mesh, plan)
-    of_parts = sequence_parallel.partial_names(model, layers)
-    sequence_parallel.divide_tokens(model, mesh, layers, reduced, stages)
-    return of_parts
+    apply_tensor_parallelism(model, mesh["tp"], plan)
+    model.partial_over_tp = (*of_parts, *sequence_parallel.partial_names(model, layers))
+    sequence_parallel.divide_tokens(model, mesh["tp"], layers, reduced, stages)
 
 
 def shard_by_ep(model: Any, mesh: TorchDeviceMesh, sizes: Sizes) -> None:

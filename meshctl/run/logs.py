@@ -14,7 +14,7 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from meshctl.run.directory import RunDir
 from meshctl.run.reading import MAX_LOG_BYTES, descriptor, opened, stat_of
+from meshctl.text.english import counted, did_you_mean
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", re.MULTILINE)
 """The time at the beginning of a line: UTC, as in RFC 3339."""
@@ -196,6 +197,21 @@ class LogLine:
     @property
     def worker(self) -> str:
         return f"{self.group}:{self.rank}"
+
+
+def workers_named(known: Mapping[str, int], names: Iterable[str] = ()) -> list[tuple[str, int]]:
+    """Returns (group, rank) of each worker that GROUP and GROUP:RANK name; all of them without names. `known`
+    is group -> the number of its workers. Raises `ValueError` with a sentence."""
+    found = dict[tuple[str, int], None]()
+    for name in [*names] or known:
+        group, colon, rank = name.partition(":")
+        if group not in known:
+            raise ValueError(f"the group `{group}` does not exist: {did_you_mean(group, known)}")
+        if colon and not (rank.isdecimal() and int(rank) < known[group]):
+            has = counted(known[group], "worker")
+            raise ValueError(f"the rank `{name}` does not exist: `{group}` has {has}, from 0 on")
+        found |= dict.fromkeys((group, each) for each in ([int(rank)] if colon else range(known[group])))
+    return list(found)
 
 
 def lines_of_workers(run: RunDir, workers: Iterable[tuple[str, int]], since: str = "") -> Iterator[LogLine]:

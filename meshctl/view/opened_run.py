@@ -25,7 +25,7 @@ from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event, Follower
 from meshctl.run.finding import NoRun, run_at
-from meshctl.run.logs import LogLine, lines_of_workers
+from meshctl.run.logs import LogLine, lines_of_workers, workers_named
 from meshctl.run.media import Media, media_of
 from meshctl.run.metrics import rows_of
 from meshctl.run.reading import text_of
@@ -178,16 +178,8 @@ class OpenedRun:
         """Yields the lines that the workers have written, in the order of their times: of all workers, of a
         group, or of one rank. Raises `ValueError` for a group or rank that does not exist."""
         known = {each.name: each.workers for each in self.plan.groups}
-        if group and group not in known:
-            raise ValueError(f"group {group!r} does not exist; the run has {', '.join(known)}")
-        if group and rank is not None and not 0 <= rank < known[group]:
-            raise ValueError(f"rank {rank} of {group} does not exist; it has {known[group]} workers")
-        workers = [
-            (name, number)
-            for name, count in known.items()
-            for number in range(count)
-            if group in ("", name) and rank in (None, number)
-        ]
+        names = [group] if group else [*known]
+        workers = workers_named(known, names if rank is None else [f"{name}:{rank}" for name in names])
         return lines_of_workers(self._seen.run, workers)
 
 

@@ -81,9 +81,15 @@ def test_nothing_but_a_terminal_can_be_given_to_a_worker(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--follow", "two:2"], "--follow: group `two` has no rank `2`; it has 2 ranks, from 0"),
-        (["--debug", "two:first"], "--debug: group `two` has no rank `first`; it has 2 ranks, from 0"),
-        (["--dry-run", "--follow", "one:"], "--follow: group `one` has no rank ``; it has 1 rank, from 0"),
+        (["--follow", "two:2"], "--follow: the rank `two:2` does not exist: `two` has 2 workers, from 0 on"),
+        (
+            ["--debug", "two:first"],
+            "--debug: the rank `two:first` does not exist: `two` has 2 workers, from 0 on",
+        ),
+        (
+            ["--dry-run", "--follow", "one:"],
+            "--follow: the rank `one:` does not exist: `one` has 1 worker, from 0 on",
+        ),
     ],
 )
 def test_workers_that_do_not_exist(here: Path, words: list[str], message: str) -> None:

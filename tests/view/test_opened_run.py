@@ -94,9 +94,9 @@ def test_a_folder_or_a_worker_that_does_not_exist(written: RunDir) -> None:
     with pytest.raises(ValueError, match="is a folder but not a run"):
         meshctl.open_run(written.path.parent)
     run = meshctl.open_run(written.path)
-    with pytest.raises(ValueError, match="group 'trian' does"):
+    with pytest.raises(ValueError, match="the group `trian` does"):
         run.logs("trian")
-    with pytest.raises(ValueError, match="rank 2 of train"):
+    with pytest.raises(ValueError, match="the rank `train:2` does"):
         run.logs("train", 2)
 
 

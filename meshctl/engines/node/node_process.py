@@ -69,14 +69,10 @@ class NodeJob:
     """HOST:PORT"""
     token: str = field(repr=False)
     worker: WorkerMain
-    groups: tuple[str, ...] = ()
-    """Starts only these groups of the node; empty for all."""
     keep: tuple[int, ...] = ()
     """Descriptors that the node process and its agents keep open."""
     digest: str = ""
     """The digest of the node's plan, which must be that of the head; empty for a process of the head."""
-    limit_s: float = JOIN_S
-    """Seconds that a head which does not answer is given."""
     wait_s: float = 0.0
     """Seconds that a head which has not been started is given."""
     path: tuple[str, ...] = ()
@@ -280,11 +276,7 @@ class NodeProcess:
 
     def _begin(self, message: Message) -> None:
         plan, start = self._read(message)
-        groups = [
-            group
-            for group in groups_on(plan, self._job.node)
-            if not self._job.groups or group in self._job.groups
-        ]
+        groups = groups_on(plan, self._job.node)
         self._attempt = NodeAttempt(
             int(message["number"]), [self._agent_job(message, plan, start, group) for group in groups]
         )
@@ -473,7 +465,7 @@ def serve(
     process.adopt_orphans()
     process.set_title(forkserver.TITLE)
     try:
-        connection, lease_s = join(job.head, job.node, job.token, job.digest, job.limit_s, job.wait_s)
+        connection, lease_s = join(job.head, job.node, job.token, job.digest, JOIN_S, job.wait_s)
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED

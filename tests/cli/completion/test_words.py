@@ -45,9 +45,7 @@ def test_an_option_states_its_name_where_its_metavar_is_the_same_word() -> None:
     assert stated == {"dim": "--dim", "node": "--node", "folder": "--dir"}
 
 
-WITHOUT_CANDIDATES = (
-    "--ranks --node --shipped --samples --grep --since --group --head --wait --host --port --step"
-)
+WITHOUT_CANDIDATES = "--ranks --node --shipped --samples --grep --since --head --wait --host --port --step"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -113,18 +113,13 @@ def test_an_agent_with_nothing_to_run_reports_it(tmp_path: Path) -> None:
     from meshctl.cli.agent import placed
 
     plan = tmp_path / "plan.json"
-    assert placed(plan, "one", "0")[1].startswith(
-        f"the plan cannot be read: no such file or directory: {plan}"
-    )
+    assert placed(plan, "0")[1].startswith(f"the plan cannot be read: no such file or directory: {plan}")
     plan.write_text(plan_of(tmp_path, ("one", 1)).to_json())
-    assert placed(plan, "two", "0")[1] == "the plan has no group two on node 0"
-    assert placed(plan, "one", "3")[1] == "the plan has no group one on node 3"
-    assert placed(plan, "one", "0")[1] == ""
-    assert placed(plan, "", "0")[1] == ""
-    assert placed(plan, "", "2")[1] == "the plan has no group on node 2"
-    assert placed(plan, "", "0.0") == (0, "")
-    assert placed(plan, "", "0.1")[1] == "--node 0.1 does not exist: the plan has sets of 1 node"
-    assert placed(plan, "", "one")[1] == "--node must be the number of a node, or SET.INDEX, not 'one'"
+    assert placed(plan, "0")[1] == ""
+    assert placed(plan, "2")[1] == "the plan has no group on node 2"
+    assert placed(plan, "0.0") == (0, "")
+    assert placed(plan, "0.1")[1] == "--node 0.1 does not exist: the plan has sets of 1 node"
+    assert placed(plan, "one")[1] == "--node must be the number of a node, or SET.INDEX, not 'one'"
 
 
 def test_a_service_is_terminated_when_the_others_have_ended(launch: Launch, tmp_path: Path) -> None:
