@@ -21,6 +21,7 @@ import typer
 from meshctl import __version__
 from meshctl.cli.completion import sources
 from meshctl.cli.output import failed, open_all, refuse, write
+from meshctl.text.english import listed
 
 
 def option(help: str, complete: Any = None, *names: str, metavar: str | None = None, **more: Any) -> Any:
@@ -75,6 +76,7 @@ DEVICE_TYPES = sources.table("meshctl.recipe.fields:DEVICE_TYPES")
 REPORT_FORMATS = sources.table("meshctl.view.reports:FORMATS")
 PICTURE_FORMATS = sources.table("meshctl.view.pictures:FORMATS")
 ENGINES = sources.table("meshctl.recipe.engine_fields:MEANINGS")
+SYSTEMS = sources.words("verl", "trl", "axolotl", "accelerate", "torchtitan", "nemo-rl", "twinkle")
 """Candidates of completion."""
 OF_RECIPES = ("launch", "validate", "config", "show-topology", "doctor")
 """The commands that read a recipe and overrides."""
@@ -118,6 +120,19 @@ def init(
     name: Annotated[
         str, argument("[NAME]", "Name of the recipe, NAME.yaml. It may have a folder.", sources.files)
     ] = "",
+    files: Annotated[
+        list[str] | None, argument("[FILE]...", "With --from: the files to convert.", sources.paths())
+    ] = None,
+    system: Annotated[
+        str,
+        option(
+            "Convert a file of another system: verl, trl, axolotl, accelerate, torchtitan, nemo-rl or "
+            "twinkle. Left out, it is recognised.",
+            SYSTEMS,
+            "--from",
+            metavar="FORMAT",
+        ),
+    ] = "",
     kind: Annotated[
         str,
         option(
@@ -140,6 +155,12 @@ def init(
     force: Annotated[bool, flag("Overwrite existing files.", "--force")] = False,
 ) -> None:
     """Write a recipe that runs, with its classes."""
+    if system:
+        from meshctl.cli.foreign import init_from
+
+        raise typer.Exit(init_from(name, [system, *(files or [])], force))
+    if files:
+        raise typer.Exit(refuse(f"{listed(files)} are only for --from"))
     from meshctl.cli.init import Options, init
 
     raise typer.Exit(init(name, Options(kind, device, ranks, layout, script, force)))
@@ -170,6 +191,25 @@ def validate(
     from meshctl.cli.validate import Options, validate
 
     raise typer.Exit(validate(recipes, Options(format, strict, fix, color, data)))
+
+
+@app.command()
+def lint(
+    files: Annotated[
+        list[str],
+        argument("FILE...", "A configuration of another system: train.sh.", sources.paths()),
+    ],
+    system: Annotated[str, option("Its system. Default: recognised.", SYSTEMS, "--as")] = "",
+    format: Annotated[
+        str, option("Format: text, concise, json, github or sarif.", REPORT_FORMATS, *FORMAT)
+    ] = "",
+    strict: Annotated[bool, flag("Treat warnings as errors.", "--strict")] = False,
+) -> None:
+    """Report mistakes in a configuration of verl, TRL, axolotl and others, at its own lines."""
+    from meshctl.cli.foreign import lint
+    from meshctl.cli.validate import Options
+
+    raise typer.Exit(lint(files, system, Options(format, strict)))
 
 
 @app.command()
@@ -321,6 +361,18 @@ def logs(
 
 
 @app.command()
+def test(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    update: Annotated[bool, flag("Keep the metrics of this run.", "--update")] = False,
+) -> None:
+    """Run a recipe on CPU, and compare its metrics with those in a file beside it."""
+    from meshctl.cli.test import test
+
+    raise typer.Exit(test(recipe, overrides or [], update))
+
+
+@app.command()
 def episode(
     words: Annotated[
         list[str] | None,
@@ -453,14 +505,13 @@ def agent(
     node: Node,
     head: Annotated[str, option("Address of the head. Default: in RUN/head.json.", metavar="HOST:PORT")] = "",
     wait: Annotated[float, option("Seconds to wait for a head to start.", metavar="SECONDS")] = 0.0,
-    group: Annotated[str, option("Group to run. Default: all groups of the node.")] = "",
     in_job: Annotated[bool, flag("Pass the scheduler's first signal to the head.", "--in-job")] = False,
     shipped: Annotated[str, option("Folder with a copy of the recipe's folder.", metavar="FOLDER")] = "",
 ) -> None:
     """Run the workers of one node. Engines start this command on each node."""
     from meshctl.cli.agent import agent
 
-    raise typer.Exit(agent(plan, group, node, head, wait, in_job, shipped))
+    raise typer.Exit(agent(plan, node, head, wait, in_job, shipped))
 
 
 @app.command()

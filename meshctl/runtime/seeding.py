@@ -1,8 +1,9 @@
-"""Seeds of the generators that a component may draw from."""
+"""Seeds of the generators that a component may draw from, and what decides the last digits of numbers."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import sys
 from typing import Any
@@ -22,3 +23,10 @@ def seed_all(*words: Any, device: str) -> None:
         torch.manual_seed(seed)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(seed % 2**32)
+
+
+def arithmetic() -> dict[str, Any]:
+    """Returns the version of torch, the instructions of the processor that it uses, and the threads of a
+    worker: with the same ones a run on CPU has the same digits."""
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 1)
+    return {"torch": torch.__version__, "cpu": torch.backends.cpu.get_cpu_capability(), "threads": threads}

@@ -39,6 +39,7 @@ SUBJECTS = {
     "5": "components and the pipeline",
     "6": "engines",
     "7": "the environment, and resumed runs",
+    "8": "configurations of other systems",
     "9": "meshctl itself",
 }
 """First digit of a code -> its subject."""

@@ -1,0 +1,1 @@
+accelerate launch --num_processes 1 --multi_gpu --mixed_precision bf16 train.py

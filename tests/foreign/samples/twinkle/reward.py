@@ -1,0 +1,2 @@
+def score(response):
+    return float(response.strip().endswith("yes"))
