@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.fault_cases import CASES, FAULTS
 from docs import combinations
+from meshctl.foreign import table as foreign
 from meshctl.recipe import engine_fields, fields, jobset_fields
 from meshctl.recipe.field_types import Field, Section
 from meshctl.recipe.tracker_fields import TRACKER_SECTIONS
@@ -21,7 +22,10 @@ from tests.hf import families, layouts
 
 FILES = [
     Path(__file__).with_name(name)
-    for name in ("recipes.md", "runs.md", "engines.md", "faults.md", "models.md")
+    for name in (
+        *("recipes.md", "runs.md", "engines.md", "faults.md", "models.md"),
+        *(f"from-{system}.md" for system in foreign.NAMES),
+    )
 ]
 SHOWN = {
     "recipe": fields.RECIPE,
@@ -109,6 +113,7 @@ def filled(text: str) -> str:
     tables["pairs of dims"] = combinations.pairs(layouts.ALL, layouts.CARVED, declared)
     tables["families"] = of_families()
     tables["exclusions"] = combinations.exclusions(declared)
+    tables |= {f"keys of {name}": keys_of(name) for name in foreign.NAMES}
     for name, content in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, found, rest = text.partition(begin)
@@ -116,6 +121,22 @@ def filled(text: str) -> str:
         if found:
             text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
     return text
+
+
+def keys_of(system: str) -> str:
+    """Returns the table of the keys of another system that its page shows."""
+    table = foreign.table(system)
+    rows = [f"| `{key}` | {_place(table.keys[key])} |" for key in table.shown]
+    return "\n".join([f"| {table.title} | in a recipe |", "| --- | --- |", *rows])
+
+
+def _place(row: foreign.Row) -> str:
+    if row.part:
+        return f"with `{row.part}`"
+    if row.to:
+        return f"`{row.to[0]}`"
+    used = " and ".join(f"`{part}`" for part in row.uses)
+    return f"the part {used}" if used else row.lost or "nothing"
 
 
 def of_families() -> str:
