@@ -14,6 +14,7 @@ from meshctl.foreign.formula import Formula
 from meshctl.foreign.lint import CODE
 from meshctl.foreign.table import NAMES, Table, table
 from meshctl.recipe.load import load
+from meshctl.recipe.mistakes import FOREIGN
 from tests.paths import ROOT
 
 KEYS_MIN = {
@@ -108,3 +109,20 @@ def test_a_skeleton_with_all_of_its_parts_has_no_unknown_keys(kind: str) -> None
             "MC511",
             "MC530",
         } == set()
+
+
+OTHERWISE = {"reward_funcs", "precision", "max_completion_length", "num_generations"}
+"""Words that mean something else under one of the systems' sections, such as the precision of a sampler."""
+
+
+def test_the_words_that_validate_knows_are_in_the_tables_what_it_says() -> None:
+    """`validate` explains a word of another system without the system's other keys."""
+    compared = 0
+    for key, row in (item for name in NAMES for item in table(name).keys.items()):
+        word = key.rpartition(".")[2].lower()
+        argument = FOREIGN.get(word, ("", ""))[0]
+        paths = [to.split(".") for to in row.to if ".args." in to]
+        if argument and paths and word not in OTHERWISE:
+            compared += 1
+            assert any(argument in path for path in paths), key
+    assert compared > 150
