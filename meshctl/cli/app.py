@@ -156,6 +156,8 @@ def init(
 ) -> None:
     """Write a recipe that runs, with its classes."""
     if system:
+        if kind or device or ranks or layout or script:
+            raise typer.Exit(refuse("with --from, the configuration states what other options choose"))
         from meshctl.cli.foreign import init_from
 
         raise typer.Exit(init_from(name, [system, *(files or [])], force))
@@ -197,7 +199,7 @@ def validate(
 def lint(
     files: Annotated[
         list[str],
-        argument("FILE...", "A configuration of another system: train.sh.", sources.paths()),
+        argument("FILE...", "The files of one configuration of another system.", sources.paths()),
     ],
     system: Annotated[str, option("Its system. Default: recognised.", SYSTEMS, "--as")] = "",
     format: Annotated[

@@ -53,10 +53,10 @@ def init_from(name: str, words: Sequence[str], force: bool) -> int:
     except WrongChoice as wrong:
         return refuse(str(wrong))
     files = listed(str(file) for file, _ in found.source.sources)
-    heading = (
-        f"# From {files.replace('`', '')}, a configuration of {found.table.title} {found.table.version}.\n"
-    )
+    heading = f"# From {files.replace('`', '')}, for {found.table.title} {found.table.version}.\n"
     text = text_of({**found.recipe, "name": to.stem}, found.comments)
+    if to.recipe.exists() and any(to.recipe.samefile(file) for file, _ in found.source.sources):
+        return refuse(f"`{to.recipe}` is the configuration itself: choose another NAME")
     if to.recipe.exists() and not force:
         return refuse(f"`{to.recipe}` already exists: choose another NAME, or use `--force` to overwrite it")
     try:
@@ -66,9 +66,11 @@ def init_from(name: str, words: Sequence[str], force: bool) -> int:
         return refuse(f"`{to.folder}` cannot be written to: {why(error)}")
     print_entries(found, sys.stdout)
     path = shlex.quote(str(to.recipe))
-    print(
-        f"\nwrote {shown(str(to.recipe))}\n\nnext:\n  meshctl validate {path}\n  meshctl show-topology {path}"
-    )
+    again = shlex.join(["meshctl", "lint", *(file for file, _ in found.source.sources)])
+    if errors := rules.findings(found, to.folder).errors:
+        print(f"\n{counted(len(errors), 'mistake')} in the configuration itself: {again}")
+    print(f"\nwrote {shown(str(to.recipe))}\n\nnext:")
+    print(f"  meshctl validate {path}\n  meshctl show-topology {path}")
     return int(found.changes_training)
 
 
@@ -98,6 +100,8 @@ def _converted(words: Sequence[str]) -> Converted:
     files = words[1:] if format else words
     if not files:
         raise Unreadable("no file is given", help=f"write `--from FORMAT FILE`; formats are {listed(NAMES)}")
+    if not format and len(files) > 1 and not Path(files[0]).exists():
+        raise Unreadable(f"`{files[0]}` is neither a file nor a format", help=f"formats are {listed(NAMES)}")
     source = read(map(Path, files))
     format = format or recognised(source)
     if not format:

@@ -137,16 +137,14 @@ def _run(recipe: str, overrides: list[str]) -> tuple[int, list[Row]]:
     process = LaunchProcess()
     with process.passing_signals():
         code = process.run(work)
-    code = process.stopped_code or code
+    if process.stopped_code:
+        shutil.rmtree(folder, ignore_errors=True)
+        print(f"{recipe}: stopped", file=sys.stderr)
+        return process.stopped_code, []
     if code:
         text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
         print(f"{text.rstrip()}\nerror: {recipe} has failed; its run is kept in {folder}", file=sys.stderr)
         return code, []
-    files = [*folder.glob("*/*/metrics.jsonl")]
-    rows: list[Row] = [
-        {key: value for key, value in row.items() if not TIMES.search(key)}
-        for file in files
-        for row in rows_of(file)
-    ]
+    rows = [row for file in folder.glob("*/*/metrics.jsonl") for row in rows_of(file)]
     shutil.rmtree(folder, ignore_errors=True)
-    return 0, rows
+    return 0, [{key: value for key, value in row.items() if not TIMES.search(key)} for row in rows]

@@ -6,8 +6,10 @@ effect on this kind of training, or it is lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from meshctl.dataclass import dataclass
 from meshctl.foreign.formula import NULL, UNKNOWN, Formula
 from meshctl.foreign.model import Given, Source, Unreadable
 from meshctl.foreign.table import Row, Table
+from meshctl.foreign.write import flow
 from meshctl.recipe.compose.folders import shipped
 from meshctl.text.english import listed
 
@@ -77,6 +80,8 @@ class _Conversion:
     def __init__(self, source: Source, table: Table) -> None:
         self._source, self._table = of_system(source, table), table
         self._given = {one.key: one for one in self._source.given}
+        if not any(map(table.row, self._given)):
+            raise Unreadable(f"there is no key of {table.title}")
         defaults = {key: row.default for key, row in table.keys.items() if row.default is not None}
         stated = {one.key: self._stated(one) for one in self._source.given}
         self._values: dict[str, Any] = {**defaults, **stated, "words": " ".join(source.words)}
@@ -164,8 +169,9 @@ class _Conversion:
             if key not in self._given and _at(self._recipe, path) == value:
                 continue
             value = None if value is NULL else value
+            value = re.sub("^~/", "${oc.env:HOME}/", value) if isinstance(value, str) else value
             _put(self._recipe, path, value)
-            self._places[key] = f"{text}: {_shown(value)}"
+            self._places[key] = f"{text}: {flow(value)}"
             usual = f"the default of {self._table.title}"
             if key in self._given and self._comments.get(path) == usual:
                 del self._comments[path]
@@ -183,9 +189,7 @@ class _Conversion:
         if row is None:
             return Entry(given, "lost", f"the table of {self._table.title} does not know it", trains=True)
         if given.unknown:
-            return Entry(
-                given, "lost", f"its value is not known here: {given.unknown}", trains=not row.harmless
-            )
+            return Entry(given, "lost", f"its value is not known: {given.unknown}", trains=not row.harmless)
         if row.names_files and self._are_read(given.value):
             return Entry(given, "default", "that file is read, too")
         if not self._holds(given.key, row):
@@ -195,14 +199,14 @@ class _Conversion:
         if place := self._places.get(given.key):
             return Entry(given, "mapped", place)
         if given.value is None and row.default not in (None, *row.same) and row.value == "this":
-            reason = f"a recipe has {_shown(row.default)}, as if the key were left out"
+            reason = f"a recipe has {flow(row.default)}, as if the key were left out"
             return Entry(given, "lost", reason, trains=not row.harmless)
         if given.value is None or given.value in row.same:
             return Entry(given, "default", "as in a recipe")
         if row.uses and self._is_set(given.key, row):
             return Entry(given, "mapped", f"adds {listed(row.uses)}")
         if row.map is not None and _text(given.value) not in row.map:
-            reason = row.lost or f"there is no `{_shown(given.value)}`; there are {listed(map(str, row.map))}"
+            reason = row.lost or f"there is no `{flow(given.value)}`; there are {listed(map(str, row.map))}"
             return Entry(given, "lost", reason, trains=not row.harmless)
         if row.lost:
             return Entry(given, "lost", row.lost, trains=not row.harmless)
@@ -261,12 +265,15 @@ def skeleton_of(kind: str) -> Mapping[str, Any]:
 def of_system(source: Source, table: Table) -> Source:
     """Returns a source without the keys of other commands, such as a download before the training."""
     marked = {one.command for one in source.given if any(mark in one.command for mark in table.marks)}
+    words = " ".join(source.words) + " "
+    if sum(words.count(f"{mark} ") for mark in table.marks if "serve" not in mark) > 1:
+        raise Unreadable(f"there are several trainings of {table.title}", "keep the command of one of them")
     given = [one for one in source.given if not marked or not one.command or one.command in marked]
     if "training_script" in table.keys:
         given = [one for one in given if not one.is_of_script]
     else:
         given = [one for one in given if not one.key.startswith("training_script")]
-    return Source(tuple(given), source.words, source.sources, source.suffixes)
+    return replace(source, given=tuple(given))
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,9 +281,9 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: _merged(item, {}) if isinstance(item, Mapping) else item for key, item in old.items()}
     for key, item in new.items():
         before = found.get(key)
-        found[key] = (
-            _merged(before if isinstance(before, dict) else {}, item) if isinstance(item, Mapping) else item
-        )
+        if isinstance(item, Mapping):
+            item = _merged(before if isinstance(before, dict) else {}, item)
+        found[key] = item
         if item is None:
             del found[key]
     return found
@@ -286,9 +293,7 @@ def _ordered(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a recipe with its sections, components, stages, and the keys of components in `ORDER`."""
 
     def in_order(items: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(
-            sorted(items.items(), key=lambda one: ORDER.index(one[0]) if one[0] in ORDER else len(ORDER))
-        )
+        return dict(sorted(items.items(), key=lambda one: (*ORDER, one[0]).index(one[0])))
 
     found = in_order(recipe)
     components = {name: in_order(one) for name, one in (found.get("components") or {}).items()}
@@ -322,7 +327,3 @@ def _put(recipe: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]

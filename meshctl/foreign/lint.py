@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -37,7 +37,9 @@ def findings(found: Converted, folder: Path) -> Report:
     loaded = load(RECIPE, [], folder, held={real(folder / RECIPE): text.encode()})
     paths = dict(_places(loaded.tree, ())) if loaded.tree else {}
     moved = [_moved(one, found, paths) for one in loaded.report.diagnostics]
-    own = [*_checks(found), *filter(None, moved)]
+    own = [*_checks(found)]
+    places = {one.primary for one in own}
+    own += [one for one in moved if one and one.primary not in places]
     order = {file: number for number, (file, _) in enumerate(found.source.sources)}
 
     def place(one: Diagnostic) -> tuple[int, int, int]:
@@ -64,7 +66,7 @@ def _moved(one: Diagnostic, found: Converted, paths: Mapping[tuple[int, int], Pa
     if one.code not in codes:
         return None
     words = codes[one.code]
-    keys = [*_keys_at(one.primary, found, paths), *_keys_of(one.seconds, found, paths)]
+    keys = [key for span in (one.primary, *one.seconds) for key in _keys_at(span, found, paths)]
     if not keys:
         return None
     primary, *others = keys
@@ -72,13 +74,6 @@ def _moved(one: Diagnostic, found: Converted, paths: Mapping[tuple[int, int], Pa
     path = paths.get((one.primary.line, one.primary.column), ()) if one.primary else ()
     message = said(words, found) if words else _in_its_words(one.message, found, path)
     return Diagnostic(one.code, message, _span(primary), seconds, "", one.severity)
-
-
-def _keys_of(
-    spans: Iterable[Span], found: Converted, paths: Mapping[tuple[int, int], Path_]
-) -> Iterator[Given]:
-    for span in spans:
-        yield from _keys_at(span, found, paths)
 
 
 def _keys_at(span: Span | None, found: Converted, paths: Mapping[tuple[int, int], Path_]) -> Iterator[Given]:
@@ -128,16 +123,15 @@ def said(words: str, found: Converted) -> str:
 
 
 def _in_its_words(message: str, found: Converted, path: Path_) -> str:
-    """Returns a message of `validate`, in which the last parts of paths are keys of the system: of those with
-    the same last part, the one nearest to the path of the finding."""
+    """Returns a message of `validate` without names of components, in which the last parts of paths are keys
+    of the system: of those with the same last part, the one nearest to the path of the finding."""
 
     def near(other: Path_) -> int:
         return sum(one == another for one, another in zip(path, other, strict=False))
 
-    origins = sorted(
-        ((other, keys) for other, keys in found.origins.items() if keys), key=lambda one: near(one[0])
-    )
+    origins = sorted((one for one in found.origins.items() if one[1]), key=lambda one: near(one[0]))
     names = {other[-1]: keys[0].key for other, keys in origins}
+    message = re.sub(rf" of `(meshctl[\w.]*|{'|'.join(found.recipe.get('components', ()))})`", "", message)
     return re.sub(
         r"`([\w.]+)`", lambda inside: f"`{names.get(inside[1].rpartition('.')[2], inside[1])}`", message
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any
 
 from meshctl.dataclass import dataclass
@@ -40,13 +39,3 @@ class Source:
     """The words of command lines that are no keys, such as `trl` and `sft`."""
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(file, its lines), as in reports."""
-    suffixes: frozenset[str] = field(default_factory=frozenset)
-    """`yaml`, `toml`, `py` or `sh` of each file."""
-
-    def __add__(self, other: Source) -> Source:
-        return Source(
-            (*self.given, *other.given),
-            (*self.words, *other.words),
-            (*self.sources, *other.sources),
-            self.suffixes | other.suffixes,
-        )

@@ -4,31 +4,35 @@
     trl sft --learning_rate 1e-5 --packing             `learning_rate`, and `packing` with the value true
     accelerate launch --debug train.py --lr 1          `lr` is also in `training_script_args`
 
-Assignments of literals in the same file are put in for variables, and the literal of `${N:-8}`. Another
-expansion makes a value unknown. Nothing is executed.
+Assignments of literals in the same file are put in for variables, the literal of `${N:-8}`, `~` for `$HOME`,
+and numbers for `$((1024 * 2))`. Another expansion makes a value unknown. Nothing is executed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from meshctl.diagnostics import Span
-from meshctl.foreign.model import Given
+from meshctl.diagnostics import Diagnostic, Span
+from meshctl.foreign.formula import Formula
+from meshctl.foreign.model import Given, Unreadable
 from meshctl.recipe.compose import yaml_reader
 from meshctl.recipe.compose.yaml_scalars import scalar
 from meshctl.recipe.compose.yaml_tree import plain
 
-NESTED = r"\$\((?:[^()]|\([^()]*\)|\(\([^()]*\)\))*\)"
+NESTED = r"\$\((?:[^()]|\([^()]*\)|\((?:[^()]|\([^()]*\))*\))*\)"
 """A command or an arithmetic expression in a word of a shell."""
 WORD = re.compile(rf"""(?:{NESTED}|[^\s"'\\#;&|()<>]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=\S)\#)+""", re.DOTALL)
 """A word of a shell."""
 ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(rf"\$\{{([A-Za-z_]\w*)\}}|\$([A-Za-z_]\w*)|{NESTED}|\$\{{[^}}]*\}}|\$\S")
-USUAL = re.compile(r"\$\{([A-Za-z_]\w*):?-([^${}]*)\}")
-"""A variable with a literal that is its value if nothing else is."""
+BRACES = r"\$\{(?:[^{}]|\$\{[^{}]*\})*\}"
+VARIABLE = re.compile(rf"\$\{{([A-Za-z_]\w*)\}}|\$([A-Za-z_]\w*)|{NESTED}|{BRACES}|\$\S")
+USUAL = re.compile(r"\$\{([A-Za-z_]\w*):?-(.*)\}", re.DOTALL)
+"""A variable with the value that it has if nothing else is assigned."""
+QUOTED = re.compile(r"(\$\{\w+:?-)\"([^\"]*)\"\}")
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
 OPTION = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 LAUNCHERS = ("accelerate launch", "accelerate-launch", "accelerate.commands.launch")
@@ -36,15 +40,8 @@ LAUNCHERS = ("accelerate launch", "accelerate-launch", "accelerate.commands.laun
 SWITCHES = {
     *("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_parallelism_config", "use_megatron_lm"),
     *("enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic", "same_network", "module", "debug"),
-    *(
-        "dynamo_use_regional_compilation",
-        "no_python",
-        "tpu_cluster",
-        "no_tpu_cluster",
-        "tpu_use_sudo",
-        "quiet",
-    ),
-    *("downcast_bf16", "fp8_use_autocast_during_eval"),
+    *("dynamo_use_regional_compilation", "no_python", "tpu_cluster", "no_tpu_cluster", "tpu_use_sudo"),
+    *("quiet", "downcast_bf16", "fp8_use_autocast_during_eval"),
 }
 """Options of these commands that have no value."""
 ALL = ("$@", "$*")
@@ -62,17 +59,20 @@ class _Word(NamedTuple):
 
 def read_shell(text: str, name: str) -> tuple[list[Given], list[str]]:
     """Returns the keys of overrides and options of all commands, and the other words. Assignments of literals
-    are put in for variables; another expansion makes a value unknown."""
-    commands, variables = [list[_Word]()], dict[str, str]()
-    for line, column, raw, is_first in _words(text):
+    are put in for variables; another expansion makes a value unknown. Raises `Unreadable`."""
+    commands, variables = [list[_Word]()], {"HOME": "~"}
+    for line, column, raw, is_first, depth in _words(text):
         if is_first and commands[-1]:
             commands.append([])
         assigned = ASSIGNMENT.fullmatch(raw) if is_first else None
         value, unknown = _expanded(assigned[2] if assigned else raw, variables)
+        span = Span(name, line, column, len(raw.splitlines()[0]))
+        is_key = OPTION.fullmatch(raw) or (OVERRIDE.fullmatch(raw) and "." in raw.partition("=")[0])
+        if is_first and not depth and is_key:
+            reason = "begins a command: the line before it is a comment, or has no `\\` at its end"
+            raise Unreadable(Diagnostic("MC800", f"`{raw}` {reason}", span))
         if assigned is None:
-            commands[-1].append(
-                _Word(value, unknown, Span(name, line, column, len(raw.splitlines()[0])), raw)
-            )
+            commands[-1].append(_Word(value, unknown, span, raw))
         elif unknown:
             variables.pop(assigned[1], None)
         else:
@@ -124,7 +124,7 @@ class _Command:
 
     def _begin(self, word: _Word, named: re.Match[str] | None) -> None:
         self._end()
-        self._option = word._replace(text=_key(named[1]) if named else SHORT[word.text])
+        self._option = word._replace(text=named[1].replace("-", "_") if named else SHORT[word.text])
         if named and named[2] is not None:
             self._values = [word._replace(text=named[2])]
             self._end()
@@ -163,23 +163,24 @@ def _given(key: str, value: Any, span: Span, unknown: str) -> Iterator[Given]:
         yield Given(key, value, span, unknown)
 
 
-def _words(text: str) -> Iterator[tuple[int, int, str, bool]]:
-    """Yields (line, column, word, whether it is the first of a command) for the words of a script."""
+def _words(text: str) -> Iterator[tuple[int, int, str, bool, int]]:
+    """Yields (line, column, word, whether it is the first of a command, depth in parentheses) of a script."""
     line_starts = [0, *(found.end() for found in re.finditer("\n", text))]
-    at, is_first, line = 0, True, 1
+    at, is_first, line, depth = 0, True, 1, 0
     while at < len(text):
         while line < len(line_starts) and line_starts[line] <= at:
             line += 1
         if text.startswith("\\\n", at):
             at += 2
         elif text[at] == "\n" or text[at] in ";&|()":
+            depth = max(0, depth + {"(": 1, ")": -1}.get(text[at], 0))
             at, is_first = at + 1, True
         elif text[at] == "#":
             at = text.find("\n", at)
             at = len(text) if at < 0 else at
         elif (found := WORD.match(text, at)) and found.end() > at:
             is_assignment = is_first and bool(ASSIGNMENT.fullmatch(found[0]))
-            yield line, at - line_starts[line - 1] + 1, found[0], is_first
+            yield line, at - line_starts[line - 1] + 1, found[0], is_first, depth
             at, is_first = found.end(), is_assignment or (is_first and found[0] == "export")
         else:
             at += 1
@@ -194,12 +195,15 @@ def _expanded(raw: str, variables: Mapping[str, str]) -> tuple[str, str]:
         name = found[1] or found[2]
         if name in variables:
             return variables[name]
-        if usual := USUAL.fullmatch(found[0]):
-            return variables.get(usual[1], usual[2])
+        usual, number = USUAL.fullmatch(found[0]), _computed(found[0], variables)
+        value, rest = _expanded(usual[2], variables) if usual else (str(number), "" if number else found[0])
+        if not rest:
+            return variables.get(usual[1], value) if usual else value
         unknown = unknown or found[0]
         return found[0]
 
     pieces = list[str]()
+    raw = QUOTED.sub(r"\1\2}", raw)
     for piece in re.findall(r"""'[^']*'|"(?:[^"\\]|\\.)*"|(?:[^'"\\]|\\.)+""", raw, re.DOTALL):
         if piece[0] == "'":
             pieces.append(piece[1:-1])
@@ -211,13 +215,16 @@ def _expanded(raw: str, variables: Mapping[str, str]) -> tuple[str, str]:
     return "".join(pieces), unknown
 
 
+def _computed(text: str, variables: Mapping[str, str]) -> Any:
+    """Returns the number of `$((...))`; None for something else."""
+    inner = re.sub(r"[${}]", "", text[3:-2]).replace("/", "//") if text.startswith("$((") else "null"
+    with suppress(ValueError):
+        return Formula(inner)({name: scalar(value) for name, value in variables.items()})
+
+
 def _value(text: str) -> Any:
     """Returns the value of a word, as YAML and Hydra read it."""
     if text[:1] in "[{" and text[:1]:
         parsed = yaml_reader.read(text.encode(), "")
         return plain(parsed.tree) if parsed.tree is not None and not parsed.found else text
     return scalar(text)
-
-
-def _key(option: str) -> str:
-    return option.replace("-", "_")

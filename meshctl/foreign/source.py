@@ -43,18 +43,20 @@ HEADER = re.compile(r"\s*\[\[?\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?")
 
 
 def read(files: Iterable[Path]) -> Source:
-    """Returns what all files state. A later file replaces keys of an earlier one, and a list as a whole.
+    """Returns what all files state. A later file replaces keys of an earlier one, and a list as a whole, and
+    a command line those of all files.
     References of OmegaConf, such as `${policy.model_name}`, are put in. Raises `Unreadable`."""
-    found, last = Source(), dict[str, Given]()
-    for file in files:
+    found, last = list[Source](), dict[str, Given]()
+    for file in sorted(files, key=lambda one: one.suffix not in (*YAML_SUFFIXES, ".toml", ".py")):
         one = _read(file)
-        found += one
+        found.append(one)
         lists = tuple({ITEM.split(given.key)[0] + "." for given in one.given if ITEM.search(given.key)})
         kept = {key: given for key, given in last.items() if not (ITEM.search(key) and key.startswith(lists))}
         last = {**kept, **{given.key: given for given in one.given}}
     values = {one.key: one.value for one in last.values()}
+    words = tuple(word for one in found for word in one.words)
     given = tuple(_resolved(one, values) for one in last.values())
-    return Source(given, found.words, found.sources, found.suffixes)
+    return Source(given, words, tuple(source for one in found for source in one.sources))
 
 
 def _resolved(one: Given, values: Mapping[str, Any]) -> Given:
@@ -95,17 +97,17 @@ def _read(file: Path) -> Source:
         parsed = yaml_reader.read(data, name)
         if parsed.tree is None or parsed.found:
             raise Unreadable(parsed.found[0] if parsed.found else Diagnostic("MC001", f"`{name}` is empty"))
-        return Source(tuple(_flat(parsed.tree, "")), (), sources, frozenset({"yaml"}))
+        return Source(tuple(_flat(parsed.tree, "")), (), sources)
     if file.suffix == ".toml":
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise Unreadable(f"`{name}` is not TOML: {error}") from None
-        return Source(tuple(_of_toml(values, name, lines)), (), sources, frozenset({"toml"}))
+        return Source(tuple(_of_toml(values, name, lines)), (), sources)
     if file.suffix == ".py":
-        return Source(tuple(calls_in(text, name)), (), sources, frozenset({"py"}))
+        return Source(tuple(calls_in(text, name)), (), sources)
     given, words = read_shell(text, name)
-    return Source(tuple(given), tuple(words), sources, frozenset({"sh"}))
+    return Source(tuple(given), tuple(words), sources)
 
 
 def _flat(node: Node, path: str) -> Iterator[Given]:

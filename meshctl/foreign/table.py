@@ -17,7 +17,7 @@ In messages, `{...}` is a formula.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from meshctl.dataclass import dataclass
 from meshctl.foreign.model import Source
 
 FORMATS = Path(__file__).parent / "formats"
+SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".toml": "toml", ".py": "py"}
 NAMES = ("verl", "trl", "axolotl", "accelerate", "torchtitan", "nemo-rl", "twinkle")
 
 
@@ -81,10 +82,8 @@ class Table:
         """Returns the row of a key, or of the first pattern that it fits; None if there is none."""
         if key in self.keys:
             return self.keys[key]
-        return next((self.keys[one] for one, fits in self._patterns() if fits.fullmatch(key)), None)
-
-    def _patterns(self) -> Iterator[tuple[str, re.Pattern[str]]]:
-        return ((one, _pattern(one)) for one in self.keys if "*" in one)
+        patterns = (one for one in self.keys if "*" in one)
+        return next((self.keys[one] for one in patterns if _pattern(one).fullmatch(key)), None)
 
 
 @cache
@@ -114,10 +113,11 @@ def _row(data: Mapping[str, Any]) -> Row:
 def recognised(source: Source) -> str:
     """Returns the format of a configuration: the one with most marks; empty if there is none."""
     keys, words = {one.key for one in source.given}, " ".join(source.words)
+    files = {SUFFIXES.get(Path(file).suffix, "sh") for file, _ in source.sources}
 
     def marks(name: str) -> int:
         found = table(name)
-        if not source.suffixes & {*found.files}:
+        if not files & {*found.files}:
             return 0
         return sum(any(_pattern(one).fullmatch(key) for key in keys) or one in words for one in found.marks)
 

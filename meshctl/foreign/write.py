@@ -32,7 +32,9 @@ def _lines(
         below = [one for one in comments if one[: len(here)] == here and one != here]
         line = f"{indent}{_key(key)}: {flow(item)}"
         if len(below) == 1 and not own and path and len(line) <= COLUMN + 20:
-            own, below = comments[below[0]], []
+            is_usual = comments[below[0]].startswith("the default")
+            own = f"{below[0][-1]}: " * (is_usual and len(item) > 1) + comments[below[0]]
+            below = []
         is_block = isinstance(item, Mapping) and item and (len(line) > WIDTH or below or not path)
         if isinstance(item, Mapping) and is_block:
             yield _commented(f"{indent}{_key(key)}:", own)

@@ -496,7 +496,7 @@ RUN = Section("run", "`run`", (
         doc="Number of steps after which the run ends. Default: it ends with the data.",
         aliases="total_steps max_steps max_num_steps num_steps train_steps training_steps "
             "total_training_steps train_iters max_iters"),
-    Field("epochs", Integer(),
+    Field("epochs", Integer(1),
         doc="Number of passes over the data.",
         aliases="num_epochs total_epochs max_epochs max_num_epochs num_train_epochs"),
     Field("dir", Text(), default="runs",

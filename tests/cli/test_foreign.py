@@ -30,7 +30,7 @@ def test_a_configuration_becomes_a_recipe_and_every_key_is_named(tmp_path: Path)
     assert lines[lines.index("   data.train_batch_size: 64") + 1] == "     -> pipeline.batch.samples: 64"
     assert "What is marked with ! changes the training." in lines and max(map(len, lines)) <= 80
     text = (tmp_path / "job.yaml").read_text()
-    assert "name: job\n" in text and "# From train.sh, a configuration of verl" in text
+    assert "name: job\n" in text and "# From train.sh, for verl" in text
     again = call(tmp_path, "init", "job", "--from", "verl", "train.sh")
     assert again.returncode == 2 and "already exists" in again.stderr
     assert call(tmp_path, "init", "job", "--from", "verl", "train.sh", "--force").returncode == 1
