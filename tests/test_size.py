@@ -15,12 +15,12 @@ from tests.paths import PACKAGE, ROOT
 ROOMS = {
     "": 970,
     "agents": 1638,
-    "cli": 5444,
+    "cli": 5448,
     "components": 685,
     "data": 2842,
     "diagnostics": 269,
     "engines": 12372,
-    "foreign": 1477,
+    "foreign": 1472,
     "hf": 6049,
     "losses": 1166,
     "network": 460,
@@ -37,8 +37,8 @@ ROOMS = {
     "vllm": 894,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 89_114
-TESTS = 66_653
+TOTAL = 89_113
+TESTS = 66_687
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

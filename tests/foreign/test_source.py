@@ -103,6 +103,13 @@ def test_a_formula(text: str, value: Any) -> None:
     assert Formula(text)({"a.b": 4, "c": 1, "d.0.e": "z", "this": "a"}) == value
 
 
+def test_a_command_line_comes_before_files(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("x a.b=1")
+    (tmp_path / "a.yaml").write_text("a: {b: 2, c: 3}")
+    given = read([tmp_path / "a.sh", tmp_path / "a.yaml"]).given
+    assert {one.key: one.value for one in given} == {"a.b": 1, "a.c": 3}
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "a[0]", "lambda: 1", "(x := 1)", "open('f')", "1 +"])
 def test_a_formula_executes_nothing(text: str) -> None:
     with pytest.raises(ValueError, match="no formula"):
