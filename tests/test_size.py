@@ -15,7 +15,7 @@ from tests.paths import PACKAGE, ROOT
 ROOMS = {
     "": 970,
     "agents": 1638,
-    "cli": 5448,
+    "cli": 5450,
     "components": 685,
     "data": 2842,
     "diagnostics": 269,
@@ -37,8 +37,8 @@ ROOMS = {
     "vllm": 894,
 }
 """Folder of `meshctl/` -> lines of Python. The empty name stands for the modules at the top."""
-TOTAL = 89_113
-TESTS = 66_687
+TOTAL = 89_115
+TESTS = 66_688
 """Lines of Python in `tests/`."""
 SMALL = 50
 """Modules below `SMALL_LINES` lines that exactly one other module imports."""

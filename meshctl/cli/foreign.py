@@ -88,6 +88,8 @@ def lint(files: Sequence[str], format: str, options: Options) -> int:
     checked = rules.findings(found, folder)
     counts = [(len(checked.errors), "error"), (len(checked.diagnostics) - len(checked.errors), "warning")]
     words = ", ".join(counted(count, noun) for count, noun in counts if count) or "ok"
+    if unknown := sum(bool(one.unknown) for one in found.source.given):
+        words += f", {counted(unknown, 'value')} unknown"
     name = str(found.source.sources[0][0])
     code = int(bool(checked.errors) or (options.strict and bool(checked.diagnostics)))
     summary = f"{name}: {words}, as {found.table.title} {found.table.version}"

@@ -196,7 +196,7 @@ def _expanded(raw: str, variables: Mapping[str, str]) -> tuple[str, str]:
         if name in variables:
             return variables[name]
         usual, number = USUAL.fullmatch(found[0]), _computed(found[0], variables)
-        value, rest = _expanded(usual[2], variables) if usual else (str(number), "" if number else found[0])
+        value, rest = _expanded(usual[2], variables) if usual else (str(number), found[0] * (number is None))
         if not rest:
             return variables.get(usual[1], value) if usual else value
         unknown = unknown or found[0]

@@ -42,6 +42,7 @@ def test_lint_reports_at_the_lines_of_the_file(tmp_path: Path) -> None:
     done = call(tmp_path, "lint", "train.sh", "--format", "concise")
     assert done.returncode == 1 and "train.sh:5:" in done.stdout, done.stdout
     assert "tensor_model_parallel_size" in done.stdout
+    assert ", 1 value unknown, as verl" in call(tmp_path, "lint", "train.sh").stdout
 
 
 @pytest.mark.parametrize(
