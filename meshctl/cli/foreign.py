@@ -112,7 +112,7 @@ def _converted(words: Sequence[str]) -> Converted:
     return convert(source, table(format))
 
 
-# What became of each key
+# The table of keys
 
 
 def print_entries(found: Converted, out: TextIO) -> None:

@@ -1,5 +1,5 @@
 """Configurations of other systems, as their users have them: each is converted and validates, and each planted
-mistake is found at its line. `samples/FORMAT/cases.yaml` lists them."""
+mistake is found at its line. `samples/FORMAT/cases.yaml` lists them; `change` replaces a text of a right file."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ from meshctl.recipe.compose.folders import real
 from meshctl.recipe.load import load
 
 SAMPLES = Path(__file__).parent / "samples"
-LACKING = {"MC322", "MC323", "MC507", "MC508", "MC501", "MC502", "MC503", "MC452"}
+LACKING = {"MC322", "MC323", "MC507", "MC501", "MC502", "MC503"}
 """Codes about what this machine lacks: interpreters, libraries, and modules of users."""
 CASES = [
-    pytest.param(file.parent.name, case, id=f"{file.parent.name}/{case['file']}")
+    pytest.param(
+        file.parent.name, case, id=f"{file.parent.name}/{case['file']}-{case.get('change', ['', ''])[1]}"
+    )
     for file in sorted(SAMPLES.glob("*/cases.yaml"))
     for case in yaml.safe_load(file.read_text(encoding="utf-8"))
 ]
 
 
 @pytest.mark.parametrize(("format", "case"), CASES)
-def test_a_configuration(format: str, case: dict[str, Any]) -> None:
-    source = read([SAMPLES / format / one for one in str(case["file"]).split()])
+def test_a_configuration(format: str, case: dict[str, Any], tmp_path: Path) -> None:
+    files = [SAMPLES / format / one for one in str(case["file"]).split()]
+    if change := case.get("change"):
+        text = files[0].read_text()
+        assert text.count(change[0]) == 1
+        files[0] = tmp_path / files[0].name
+        files[0].write_text(text.replace(*change))
+    source = read(files)
     assert recognised(source) == format
     found = convert(source, table(format))
     assert {one.given.key for one in found.entries} == {one.key for one in found.source.given}
