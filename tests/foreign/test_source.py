@@ -47,7 +47,7 @@ def test_a_shell_script_has_keys_places_and_what_is_not_known(tmp_path: Path) ->
     [
         ("a.yaml", "a: {b: 1}\nc: [1, 2]\nd:\n  - e: x\n  - {e: y, f: 2}\n", {"a.b": (1, 1), "c": ([1, 2], 2), "d.0.e": ("x", 4), "d.1.e": ("y", 5), "d.1.f": (2, 5)}),
         ("a.toml", "[a]\nb = 1  # one\n[c.d]\n\"e\" = \"x\"\n", {"a.b": (1, 2), "c.d.e": ("x", 4)}),
-        ("a.sh", "N=3; M=$N; A=${B:-\"${N}/x\"}; x e=$A g=$((2-2)) f=$(( (N + 2) * ${M} / 2 )); M=$N; x a=$M b='$N' c=\"$N$N\" d=a\\ b", {"a": (3, 1), "b": ("$N", 1), "c": (33, 1), "d": ("a b", 1), "e": ("3/x", 1), "f": (7, 1), "g": (0, 1)}),
+        ("a.sh", "N=3; M=$N; A=${B:-\"${N}/x\"}; x h== e=$A g=$((2-2)) f=$(( (N + 2) * ${M} / 2 )); M=$N; x a=$M b='$N' c=\"$N$N\" d=a\\ b", {"a": (3, 1), "b": ("$N", 1), "c": (33, 1), "d": ("a b", 1), "e": ("3/x", 1), "f": (7, 1), "g": (0, 1), "h": ("=", 1)}),
         ("a.py", "from twinkle import DeviceGroup, TransformersModel\nN = 2\ng = [DeviceGroup(name='t', ranks=list(range(N)))]\nm = TransformersModel('x', remote_group='t')\nm.set_optimizer('SGD', lr=N * 2)\nprint(N)\n", {"TransformersModel.0": ("x", 4), "TransformersModel.remote_group.name": ("t", 3), "TransformersModel.remote_group.ranks": ([0, 1], 3), "TransformersModel.set_optimizer.0": ("SGD", 5), "TransformersModel.set_optimizer.lr": (4, 5)}),
     ],
 )  # fmt: skip

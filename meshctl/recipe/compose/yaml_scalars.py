@@ -96,4 +96,4 @@ def construct(loader: Any, node: Any) -> Any:
         "null": lambda node: None,
         "str": lambda node: node.value,
     }
-    return constructors[node.tag.removeprefix(CORE)](node)
+    return constructors.get(node.tag.removeprefix(CORE), constructors["str"])(node)
