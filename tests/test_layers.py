@@ -69,7 +69,12 @@ HOMES = {
     "ray": {"engines"},
     **{library: {"trackers"} for library in ("tensorboard", "wandb", "mlflow", "trackio")},
 }
-INSIDE_FUNCTIONS = {("cli", "torch"), ("topology", "torch"), ("runtime", "tensordict")}
+INSIDE_FUNCTIONS = {
+    ("package", "packaging"),
+    ("cli", "torch"),
+    ("topology", "torch"),
+    ("runtime", "tensordict"),
+}
 INSIDE_FUNCTIONS |= {("engines", library) for library in ("huggingface_hub", "datasets", "tqdm")}
 INSIDE_FUNCTIONS |= {("vllm", "transformers"), ("view", "pandas")}
 INSIDE_FUNCTIONS |= {("data", library) for library in ("transformers", "datasets", "pyarrow")}

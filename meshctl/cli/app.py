@@ -20,7 +20,7 @@ import typer
 
 from meshctl import __version__
 from meshctl.cli.completion import sources
-from meshctl.cli.output import failed, open_all, refuse, write
+from meshctl.cli.output import Refusal, failed, open_all, refuse, write
 from meshctl.text.english import listed
 
 
@@ -78,14 +78,13 @@ PICTURE_FORMATS = sources.table("meshctl.view.pictures:FORMATS")
 ENGINES = sources.table("meshctl.recipe.engine_fields:MEANINGS")
 SYSTEMS = sources.words("verl", "trl", "axolotl", "accelerate", "torchtitan", "nemo-rl", "twinkle")
 """Candidates of completion."""
+ReportFormat = Annotated[
+    str, option("Format: text, concise, json, github or sarif.", REPORT_FORMATS, *FORMAT)
+]
+Strict = Annotated[bool, flag("Treat warnings as errors.", "--strict")]
+Detach = Annotated[bool, flag("Return once the run has begun; it goes on.", "--detach")]
 OF_RECIPES = ("launch", "validate", "config", "show-topology", "doctor")
 """The commands that read a recipe and overrides."""
-HYDRA = {
-    **dict.fromkeys(("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"), "launch RECIPE"),
-    "--run": "launch RECIPE",
-    "--hydra-help": "launch --help",
-}
-"""Flag of Hydra -> the equivalent meshctl command."""
 DASHED = re.compile(r"--?((?:cluster|groups|components|pipeline|run|vars)(?:\.[\w-]+)+)(?:=(.*))?", re.DOTALL)
 """An override with dashes before it."""
 
@@ -178,10 +177,8 @@ def validate(
             sources.recipes_and_overrides,
         ),
     ],
-    format: Annotated[
-        str, option("Format: text, concise, json, github or sarif.", REPORT_FORMATS, *FORMAT)
-    ] = "",
-    strict: Annotated[bool, flag("Treat warnings as errors.", "--strict")] = False,
+    format: ReportFormat = "",
+    strict: Strict = False,
     fix: Annotated[bool, flag("Apply corrections that are safe, and list them.", "--fix")] = False,
     data: Annotated[bool, flag("Encode every row of ready-made sources, too.", "--data")] = False,
     color: Annotated[
@@ -202,10 +199,8 @@ def lint(
         argument("FILE...", "The files of one configuration of another system.", sources.paths()),
     ],
     system: Annotated[str, option("Its system. Default: recognised.", SYSTEMS, "--as")] = "",
-    format: Annotated[
-        str, option("Format: text, concise, json, github or sarif.", REPORT_FORMATS, *FORMAT)
-    ] = "",
-    strict: Annotated[bool, flag("Treat warnings as errors.", "--strict")] = False,
+    format: ReportFormat = "",
+    strict: Strict = False,
 ) -> None:
     """Report mistakes in a configuration of verl, TRL, axolotl and others, at its own lines."""
     from meshctl.cli.foreign import lint
@@ -221,9 +216,7 @@ def config(
     origins: Annotated[
         bool, flag("Show where each value was written, and what it replaced.", "--origins")
     ] = False,
-    format: Annotated[
-        str, option("Format: text (YAML) or json.", sources.words("text", "json"), *FORMAT)
-    ] = "text",
+    format: DataFormat = "text",
 ) -> None:
     """Print a composed recipe, without its secrets."""
     from meshctl.cli.config import config
@@ -292,7 +285,7 @@ def launch(
         str,
         option("Connect a worker to the terminal, for breakpoint().", sources.ranks, metavar="GROUP:RANK"),
     ] = "",
-    detach: Annotated[bool, flag("Return once the run has begun; it goes on.", "--detach")] = False,
+    detach: Detach = False,
     engine: Annotated[str, option("Engine, in place of the recipe's.", ENGINES, metavar="NAME")] = "",
     multirun: Annotated[
         bool, flag("Run every combination of key=1,2, one by one.", "--multirun", "-m")
@@ -444,7 +437,7 @@ def stop(
 def restart(
     run: Run = "",
     overrides: Overrides = None,
-    detach: Annotated[bool, flag("Return once the run has begun; it goes on.", "--detach")] = False,
+    detach: Detach = False,
     folder: Folder = RUNS,
     format: DataFormat = "text",
 ) -> None:
@@ -551,26 +544,19 @@ def of_command(arguments: list[str]) -> typer.Typer:
     return found if found.registered_commands else app
 
 
-def answer_to_hydra(arguments: Sequence[str]) -> str:
-    """Returns the message for a command line that is written for Hydra; empty for others."""
-    if not arguments or arguments[0] not in OF_RECIPES:
-        return ""
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raises `Refusal` for an override that is written as an option."""
     for word, following in zip_longest(arguments[1:], arguments[2:], fillvalue="VALUE"):
-        name = word.partition("=")[0]
-        if name in HYDRA and arguments[0] != "doctor":
-            return f"`{name}` is a flag of Hydra; the same is: meshctl {HYDRA[name]}"
-        if found := DASHED.fullmatch(word):
+        if arguments[0] in OF_RECIPES and (found := DASHED.fullmatch(word)):
             value = following if found[2] is None else found[2]
-            return f"overrides are written without dashes: {found[1]}={value}"
-    return ""
+            raise Refusal(f"overrides are written without dashes: {found[1]}={value}")
 
 
 def main() -> None:
     open_all()
     try:
         try:
-            if line := answer_to_hydra(sys.argv[1:]):
-                sys.exit(refuse(line))
+            refuse_dashes(sys.argv[1:])
             of_command(sys.argv[1:])()
         finally:
             write("", sys.stdout)

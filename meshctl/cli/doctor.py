@@ -14,7 +14,6 @@ from pathlib import Path
 from textwrap import wrap
 
 from meshctl.cli import launch
-from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.launch import requirements_of
 from meshctl.cli.load import Launchable, Unreadable, plan_of, resolve_source
 from meshctl.cli.output import check_format, has_color, write
@@ -50,9 +49,6 @@ def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) ->
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
-    except Interrupted as stopped:
-        print(file=sys.stderr)
-        return stopped.code
     show(checks, format)
     return code or (REFUSED if tally(checks)["failure"] else 0)
 
@@ -100,18 +96,7 @@ def show(checks: tuple[Check, ...], format: str) -> None:
 # it fails.
 
 RECIPE = PACKAGE_DIR / "components" / "paths.yaml"
-OUTPUT = "output.txt"
-"""The file with the output of the launch, in the temporary folder."""
 MAX_CAUSE_CHARS = 400
-
-
-class Interrupted(Exception):
-    """A signal ended the run."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__()
-        self.code = code
-        """The exit code: 129, 130 or 143."""
 
 
 def path_runs(gpus: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
@@ -139,26 +124,12 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def _run(title: str, overrides: Sequence[str]) -> Check:
-    folder = Path(tempfile.mkdtemp(prefix="meshctl-doctor-"))
+    folder, code = Path(tempfile.mkdtemp(prefix="meshctl-doctor-")), 0
     recipe = shutil.copy(RECIPE, folder)  # so that the folder of the package is not on the import path
-    code = None
-
-    def work() -> int:
-        output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "torchinductor"))
-        return launch.launch(
-            str(recipe), [*overrides, f"run.dir={folder}"], launch.Options(engine="loopback")
-        )
-
-    process = LaunchProcess()
     try:
-        with process.passing_signals():
-            code = process.run(work)
-        if process.stopped_code:
-            code = None
-            raise Interrupted(process.stopped_code)
+        environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "torchinductor")}
+        options = launch.Options(engine="loopback")
+        code = launch.launch_in(folder, str(recipe), overrides, options, environ)
     finally:
         if not code:
             shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +140,7 @@ def check_of(title: str, folder: Path, code: int) -> Check:
     """Returns the check of a run that has ended with an exit code."""
     if not code:
         return Check("paths", title, "ok", "all values are right")
-    lines = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = (folder / launch.OUTPUT).read_text(encoding="utf-8", errors="replace").splitlines()
     cause = next((line.removeprefix("error: ") for line in lines if line.startswith("error")), name_of(code))
     remedy = f"the run directory and its output are kept: {folder}"
     return Check("paths", title, "failure", cause[:MAX_CAUSE_CHARS], remedy)

@@ -13,10 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 from meshctl.cli import without_collection
-from meshctl.cli.forks import run_in_fork
+from meshctl.cli.forks import LaunchProcess, run_in_fork
 from meshctl.cli.launch_options import (
     DebuggedWorker,
     check_workers,
@@ -85,19 +86,6 @@ class Options:
     """An engine of the table `ENGINES`, in place of that of the recipe."""
 
 
-@dataclass(frozen=True)
-class Supervision:
-    """The options by which a run is supervised."""
-
-    engine: Engine
-    host: str = ""
-    """The IP address at which the head listens; empty for that of the engine."""
-    port: int = 0
-    """The port to which nodes connect; 0 for any."""
-    environ: Mapping[str, str] | None = None
-    """The environment of `meshctl head`, whose nodes are started by others; None for a launcher."""
-
-
 def launch(
     recipe: str,
     overrides: list[str],
@@ -139,24 +127,22 @@ def launch(
     state_file = StateFile(ready.plan, attempt.run)
     if on_begin:
         on_begin(attempt.run)
-    return run(ready, attempt, Supervision(engine), state_file, options.follow)
+    return run(ready, attempt, engine, state_file, options.follow)
 
 
 def begun(ready: Launchable, engine: Engine, overrides: list[str]) -> Attempt:
     """Writes the files of the run, and returns its attempt. Raises `RunHeld` and `OSError`."""
     attempt = begin(ready.plan, ready.composed, ready.path, ready.resume, ready.whole)
-    if ready.start != Start(()):
-        old = attempt.start
-        start = replace(ready.start, path=old.path, attempt=old.attempt, resume=old.resume)
-        attempt.run.write_start(start)
-        attempt = replace(attempt, start=start)
+    old = attempt.start
+    start = replace(ready.start, path=old.path, attempt=old.attempt, resume=old.resume, plan=old.plan)
+    attempt.run.write_start(start)
     attempt.run.forget_recorded(attempt.step or 0)
     forget_media(attempt.run, attempt.step or 0)
     record_launch(attempt.run, overrides)
     record_git_state(attempt.run, ready.path[0])
     if engine.supervisor != "inside":
         attempt.run.job.unlink(missing_ok=True)  # of an earlier launch
-    return attempt
+    return replace(attempt, start=start)
 
 
 def engine_of(ready: Launchable) -> Engine:
@@ -269,9 +255,18 @@ def import_torch() -> None:
 
 
 def run(
-    ready: Launchable, attempt: Attempt, supervision: Supervision, state: Observer, follow: Sequence[str] = ()
+    ready: Launchable,
+    attempt: Attempt,
+    engine: Engine,
+    state: Observer,
+    follow: Sequence[str] = (),
+    host: str = "",
+    port: int = 0,
+    environ_of_head: Mapping[str, str] | None = None,
 ) -> int:
-    """Runs a prepared recipe, shows the run, and returns the exit code."""
+    """Runs a prepared recipe, shows the run, and returns the exit code. The head listens at the IP address
+    `host`, or that of the engine if it is empty, and at `port`, or any if it is 0. `environ_of_head` is the
+    environment of `meshctl head`, whose nodes are started by others."""
     from meshctl.engines.node.preload import preload
     from meshctl.engines.node.worker_env import groups_of
     from meshctl.runtime.worker import main
@@ -299,7 +294,7 @@ def run(
         preload(plan, ready.path, groups_of(plan, ready.path))
         job = Job(plan, run, main, keep=(attempt.lock,), spare=lambda: feeds.pids)
         job = replace(job, needs=ready.needs or Needs(), resize=resize_of(plan, attempt))
-        outcome = outcome_of(supervision, job, attempt, signals, observers)
+        outcome = outcome_of(engine, job, attempt, signals, observers, environ_of_head, host, port)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
     write(summary(plan, run), sys.stdout)
     try:
@@ -320,14 +315,16 @@ def resize_of(plan: Plan, attempt: Attempt) -> Resize | None:
 
 
 def outcome_of(
-    supervision: Supervision,
+    engine: Engine,
     job: Job,
     attempt: Attempt,
     signals: Signals,
     observers: Callable[[], list[Observer]],
+    environ: Mapping[str, str] | None = None,
+    host: str = "",
+    port: int = 0,
 ) -> Outcome:
     """Supervises the run."""
-    engine, environ = supervision.engine, supervision.environ
     from meshctl.engines.supervise.supervisor import Supervisor
 
     def all_observers() -> list[Observer]:
@@ -337,8 +334,7 @@ def outcome_of(
             return found
         return [*cast(JobEngine, engine).observers(job.run, environ or {}), *found]
 
-    supervisor = Supervisor(engine, signals, host=supervision.host, port=supervision.port)
-    return supervisor.run(job, attempt, all_observers, environ)
+    return Supervisor(engine, signals, host=host, port=port).run(job, attempt, all_observers, environ)
 
 
 def print_cause(outcome: Outcome) -> None:
@@ -476,6 +472,36 @@ def feeds_of(
     return feeds
 
 
+# Launches of other commands
+
+OUTPUT = "output.txt"
+
+
+def launch_in(
+    folder: Path,
+    recipe: str,
+    overrides: Sequence[str],
+    options: Options = Options(),
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Launches a recipe in a fork, with its run directory and its output, `OUTPUT`, in a folder. Returns its
+    exit code, or the negative number of a signal. Raises `SystemExit` where a signal has ended it."""
+
+    def work() -> int:
+        output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.environ.update(environ)
+        return launch(recipe, [*overrides, f"run.dir={folder}"], options)
+
+    process = LaunchProcess()
+    with process.passing_signals():
+        code = process.run(work)
+    if process.stopped_code:
+        raise SystemExit(process.stopped_code)
+    return code
+
+
 # `meshctl head`: the supervisor of a run whose nodes are started by others. It continues a run that was
 # prepared, or that another head has left. Inside the job of a scheduler, the engine starts the nodes there.
 
@@ -514,5 +540,4 @@ def head(path: Path, host: str, port: int, environ: Mapping[str, str] = os.envir
     except (RunHeld, NoWholeCheckpoint) as error:
         return refuse(error, REFUSED)
     ready = Launchable(plan, composed, start.path, Report(), start=attempt.start)
-    supervision = Supervision(engine, listens, port, environ)
-    return run(ready, attempt, supervision, StateFile(plan, directory))
+    return run(ready, attempt, engine, StateFile(plan, directory), (), listens, port, environ)

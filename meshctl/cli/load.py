@@ -3,10 +3,8 @@ plan."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING
 from meshctl.cli.output import bug
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, RecipeError, Report
-from meshctl.recipe.compose.folders import files, is_dir, is_file, real
+from meshctl.recipe.compose.folders import is_dir, is_file, real
 from meshctl.recipe.compose.yaml_reader import MAX_BYTES
 from meshctl.recipe.secrets import Secrets
 from meshctl.run.checkpoints import WholeCheckpoint
-from meshctl.run.directory import RUNS, RunDir, Start
+from meshctl.run.directory import RunDir, Start
 from meshctl.text.english import listed
 from meshctl.view.reports import STDIN
 
@@ -143,7 +141,6 @@ def _run_of(recipe: str) -> RunDir | None:
         raise Unreadable(Report((Diagnostic("MC001", "the name of the recipe is empty"),)))
     folder = Path(recipe)
     if not is_dir(folder):
-        _refuse_name_of_run(recipe)
         return None
     run = RunDir(folder.resolve())
     needed = (run.recipe, run.plan, run.start)
@@ -151,26 +148,8 @@ def _run_of(recipe: str) -> RunDir | None:
     if not missing:
         return run
     help = "give a recipe, or the folder of a run (runs/NAME/TIME)"
-    if runs := [path.parent for place in ("*", "*/*") for path in folder.glob(f"{place}/start.json")]:
-        newest = max(runs, key=lambda path: path.name)
-        help = f"give the folder of a run; the newest one in it is `{newest}`"
-    elif recipes := files(folder, ".yaml", ".yml"):
-        help = f"give a recipe in it, such as `{folder / recipes[0].name}`"
     message = f"`{recipe}` is a folder but not a run: it has no {listed(missing, 'or')}"
     raise Unreadable(Report((Diagnostic("MC001", message, help=help),)))
-
-
-def _refuse_name_of_run(recipe: str) -> None:
-    """Raises `Unreadable` if there is no file of this name, but a run below `runs` that other commands find
-    by it. A command that reads recipes does not take it: a misspelt recipe would continue an old run."""
-    if os.path.lexists(recipe) or not is_dir(Path(RUNS, recipe)):
-        return
-    from meshctl.run.finding import NoRun, find, name_of
-
-    with suppress(NoRun):
-        run = find(recipe, Path(RUNS))
-        help = f"`meshctl restart {recipe}` continues the run `{name_of(run)}`"
-        raise Unreadable(Report((Diagnostic("MC001", f"recipe `{recipe}` does not exist", help=help),)))
 
 
 def resolve_source(recipe: str) -> tuple[str, Held]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from meshctl.cli import launch
-from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.load import Unreadable, plan_of, resolve_source
 from meshctl.cli.output import refuse, why
 from meshctl.cli.validate import draw
@@ -36,7 +34,6 @@ TOLERANCE = 1e-3
 SUFFIX = ".expected.jsonl"
 TIMES = re.compile(r"(^|[./])(time|seconds|\w+_seconds|\w+_per_second)$")
 """Metrics that no two runs have in common."""
-OUTPUT = "output.txt"
 Row = Mapping[str, Any]
 
 
@@ -126,25 +123,14 @@ def _on_cpu(recipe: str, overrides: Sequence[str]) -> list[str]:
 
 def _run(recipe: str, overrides: list[str]) -> tuple[int, list[Row]]:
     """Launches a recipe in another process. Returns its exit code, and its rows without times."""
-    folder = Path(tempfile.mkdtemp(prefix="meshctl-test-"))
-
-    def work() -> int:
-        output = os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        return launch.launch(recipe, [*overrides, f"run.dir={folder}"], launch.Options())
-
-    process = LaunchProcess()
-    with process.passing_signals():
-        code = process.run(work)
-    if process.stopped_code:
-        shutil.rmtree(folder, ignore_errors=True)
-        print(f"{recipe}: stopped", file=sys.stderr)
-        return process.stopped_code, []
+    folder, code = Path(tempfile.mkdtemp(prefix="meshctl-test-")), 0
+    try:
+        code = launch.launch_in(folder, recipe, overrides)
+        rows = [row for file in folder.glob("*/*/metrics.jsonl") for row in rows_of(file)]
+    finally:
+        if not code:
+            shutil.rmtree(folder, ignore_errors=True)
     if code:
-        text = (folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+        text = (folder / launch.OUTPUT).read_text(encoding="utf-8", errors="replace")
         print(f"{text.rstrip()}\nerror: {recipe} has failed; its run is kept in {folder}", file=sys.stderr)
-        return code, []
-    rows = [row for file in folder.glob("*/*/metrics.jsonl") for row in rows_of(file)]
-    shutil.rmtree(folder, ignore_errors=True)
-    return 0, [{key: value for key, value in row.items() if not TIMES.search(key)} for row in rows]
+    return code, [{key: value for key, value in row.items() if not TIMES.search(key)} for row in rows]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from meshctl.network.connection import Message
 from meshctl.run.directory import RunDir
-from meshctl.run.events import SEGMENT_BYTES, Follower, newest_segment, segment_after, segment_name
+from meshctl.run.events import SEGMENT_BYTES, Follower, newest_segment, segment_after
 from meshctl.run.reading import appended
 
 EVENTS_S = 0.1
@@ -36,14 +36,14 @@ class EventForwarding:
 
     def messages(self, attempt: int) -> Iterator[Message]:
         """Yields messages to the head with the new lines of each process, in the order of writing."""
-        for process in self._follower.grown():
-            lines = [line.decode(errors="replace") for line in self._follower.lines(process)]
+        for who in self._follower.grown():
+            lines = [line.decode(errors="replace") for line in self._follower.lines(who)]
             for start in range(0, len(lines), LINES_MAX):
                 part = lines[start : start + LINES_MAX]
-                yield {"type": "events", "attempt": attempt, "who": process.who, "lines": part}
-            for number in process.segments:
-                if self._follower.has_read(process.who, number):
-                    (self._folder / segment_name(process.who, number)).unlink(missing_ok=True)
+                yield {"type": "events", "attempt": attempt, "who": who, "lines": part}
+            for segment in self._follower.files().get(who, ()):
+                if self._follower.has_read(who, segment.number):
+                    (self._folder / segment.name).unlink(missing_ok=True)
 
 
 class ForwardedEvents:

@@ -297,7 +297,7 @@ class Recorded:
         return sorted(step for step in self.folders().values() if self.files(step))
 
 
-def write_whole(path: Path, text: str, private: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
     """Writes a temporary file and renames it, so that a reader sees the old file or the new one, never a
     part.
 
@@ -307,8 +307,8 @@ def write_whole(path: Path, text: str, private: bool = False) -> None:
     try:
         with replaced(path) as part:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 

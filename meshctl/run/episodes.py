@@ -47,7 +47,7 @@ class Keeper:
         self._lines += 1
         if not self._keeps_all and self._lines >= 2 * KEPT_FAILED:
             last = [*lines_of(self._path)][-KEPT_FAILED:]
-            write_whole(self._path, b"".join(last).decode(), private=True)
+            write_whole(self._path, b"".join(last), private=True)
             self._lines = len(last)
 
 

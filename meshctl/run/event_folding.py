@@ -24,15 +24,14 @@ from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import (
     TIMES,
     Event,
-    EventFiles,
+    EventFile,
     Follower,
     delete_folded,
     event_files,
     folded_name,
     parsed,
-    segment_name,
 )
-from meshctl.run.metrics import Row, last_row
+from meshctl.run.metrics import last_row
 from meshctl.run.reading import lines_of
 
 POLL_S = 1.0
@@ -67,23 +66,23 @@ class EventFolding:
         self._next = now + POLL_S
 
     def _fold(self, follower: Follower) -> bool:
-        row = last_row(self._run.metrics)
-        for process in event_files(self._run.events):
-            for number in process.segments[: -1 - KEPT_SEGMENTS][:1]:
-                if follower.has_read(process.who, number) and self._replace(process, number, row):
+        for who, files in event_files(self._run.events).items():
+            segments = [file for file in files if not file.is_folded]
+            for segment in segments[: -1 - KEPT_SEGMENTS][:1]:
+                old = files[0] if files[0].is_folded else None
+                if follower.has_read(who, segment.number) and self._replace(who, old, segment):
                     return True
         return False
 
-    def _replace(self, process: EventFiles, number: int, row: Row | None) -> bool:
-        """Replaces the folded file of a process and a segment by another folded file, unless `row`, the last
-        one of the metrics, is of an earlier step than the segment's last one."""
-        folder, who = self._run.events, process.who
-        old = lines_of(folder / folded_name(who, process.folded)) if process.folded >= 0 else ()
-        lines, last = folded(old, lines_of(folder / segment_name(who, number)))
+    def _replace(self, who: str, old: EventFile | None, segment: EventFile) -> bool:
+        """Replaces the folded file of a process and a segment by another folded file, unless the last row of
+        the metrics is of an earlier step than the segment's last one."""
+        folder, row = self._run.events, last_row(self._run.metrics)
+        lines, last = folded(lines_of(folder / old.name) if old else (), lines_of(folder / segment.name))
         if row is None or last > row["step"]:
             return False
-        write_whole(folder / folded_name(who, number), b"".join(lines).decode(errors="replace"))
-        delete_folded(folder, who, number)
+        write_whole(folder / folded_name(who, segment.number), b"".join(lines))
+        delete_folded(folder, who, segment.number)
         return True
 
 

@@ -74,7 +74,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshctl.dataclass import dataclass
 from meshctl.run import clock
@@ -285,15 +285,15 @@ class Follower:
         self._folder = folder
         self._tails: dict[str, _Tail] = {}
         """Process -> its tail. What is folded after it was read is not read again."""
-        self._processes: list[EventFiles] = []
+        self._files: dict[str, list[EventFile]] = {}
         self._listed = (0, -math.inf)
         """The last change of the folder, and when its files were listed."""
 
     def new(self) -> Iterator[Event]:
         """Yields the events since the last call, file by file. A line that is still being written waits for
         the next call."""
-        for process in self.grown():
-            yield from self._events(process)
+        for who in self.grown():
+            yield from self._events(who)
 
     def in_order(self) -> Iterator[Event]:
         """Yields the events since the last call, of all files in the order of their times. It needs memory
@@ -302,42 +302,43 @@ class Follower:
 
     def skip(self) -> None:
         """Skips all events so far."""
-        for process in self._files():
-            if process.segments:
-                path = self._folder / segment_name(process.who, process.segments[-1])
-                self._tails[process.who] = _Tail(process.segments[-1], str(path), path.stat().st_size)
+        for who, files in self.files().items():
+            path = self._folder / files[-1].name
+            self._tails[who] = _Tail(files[-1].number, str(path), path.stat().st_size)
 
     def has_read(self, who: str, segment: int) -> bool:
         """Returns whether all events of a segment, which another one follows, were yielded."""
         return who in self._tails and segment < self._tails[who].segment
 
-    def _files(self) -> list[EventFiles]:
+    def files(self) -> Mapping[str, Sequence[EventFile]]:
         """Returns the files of all processes. They are listed where the folder has changed, and every second,
         because the clock of a file system may be coarse."""
         try:
             change, now = os.stat(self._folder).st_mtime_ns, time.monotonic()
         except FileNotFoundError:
-            return []
+            return {}
         if change != self._listed[0] or now - self._listed[1] > LISTING_S:
-            self._processes, self._listed = event_files(self._folder), (change, now)
-        return self._processes
+            self._files, self._listed = event_files(self._folder), (change, now)
+        return self._files
 
-    def grown(self) -> list[EventFiles]:
-        """Returns the files of the processes that have written events."""
+    def grown(self) -> list[str]:
+        """Returns the processes that have written events."""
         tails = self._tails
         return [
-            process
-            for process in self._files()
-            if (tail := tails.get(process.who)) is None
-            or tail.segment < process.last
+            who
+            for who, files in self.files().items()
+            if (tail := tails.get(who)) is None
+            or tail.segment < files[-1].number
             or size_of(tail.path) > tail.position
         ]
 
-    def lines(self, process: EventFiles) -> Iterator[bytes]:
+    def lines(self, who: str) -> Iterator[bytes]:
         """Yields the lines of a process since the last call."""
-        names = process.names_from(self._tails[process.who].segment if process.who in self._tails else -1)
-        tail = self._tails.setdefault(process.who, _Tail())
-        for number, name in names:
+        first = self._tails[who].segment if who in self._tails else -1
+        tail = self._tails.setdefault(who, _Tail())
+        for number, is_folded, name in self._files.get(who, ()):
+            if number < first or (is_folded and first >= 0):
+                continue
             path = f"{self._folder}/{name}"
             if path != tail.path:
                 tail.path, tail.position = path, 0
@@ -346,8 +347,8 @@ class Follower:
                 tail.position += len(line)
                 yield line
 
-    def _events(self, process: EventFiles) -> Iterator[Event]:
-        return filter(None, map(parsed, self.lines(process)))
+    def _events(self, who: str) -> Iterator[Event]:
+        return filter(None, map(parsed, self.lines(who)))
 
 
 def events_of(path: Path) -> Iterator[Event]:
@@ -417,27 +418,12 @@ SUFFIX = ".jsonl"
 _NAME = re.compile(r"(?P<who>[^.]+)(?:\.(?P<number>\d{1,9}))?(?P<folded>\.folded)?\.jsonl")
 
 
-@dataclass(frozen=True)
-class EventFiles:
-    """The event files of one process."""
+class EventFile(NamedTuple):
+    """A segment of the events of a process, or the file that replaces all segments up to this one."""
 
-    who: str
-    folded: int
-    """The number of the last segment that is folded; -1 if none is."""
-    segments: Sequence[int]
-    """The numbers of the segments that are not folded, in rising order."""
-
-    @property
-    def last(self) -> int:
-        """The number of the newest segment."""
-        return self.segments[-1] if self.segments else self.folded
-
-    def names_from(self, number: int) -> list[tuple[int, str]]:
-        """Returns the names of all files from a segment on, or of all with the folded one if it is negative,
-        in the order of their events, each with the number of its last segment."""
-        names = [(each, segment_name(self.who, each)) for each in self.segments if each >= number]
-        has_folded = self.folded >= 0 and number < 0
-        return [(self.folded, folded_name(self.who, self.folded)), *names] if has_folded else names
+    number: int
+    is_folded: bool
+    name: str
 
 
 def segment_name(who: str, number: int) -> str:
@@ -448,33 +434,29 @@ def folded_name(who: str, number: int) -> str:
     return f"{who}.{number}.folded{SUFFIX}"
 
 
-def event_files(folder: Path) -> list[EventFiles]:
-    """Returns the event files of a folder by process. A segment that a folded file contains is left out: the
-    process that folded it was killed before it deleted the segment."""
-    folded, segments = dict[str, int](), dict[str, list[int]]()
-    for name in _names(folder):
-        if found := _NAME.fullmatch(name):
-            who, number = found["who"], int(found["number"] or 0)
-            of_process = segments.setdefault(who, [])
-            if found["folded"]:
-                folded[who] = max(number, folded.get(who, -1))
-            else:
-                of_process.append(number)
-    return [
-        EventFiles(who, folded.get(who, -1), sorted(n for n in numbers if n > folded.get(who, -1)))
-        for who, numbers in sorted(segments.items())
-    ]
+def event_files(folder: Path) -> dict[str, list[EventFile]]:
+    """Returns process -> its event files, in the order of their events. Those that a folded file contains are
+    left out: the process that folded them was killed before it deleted them."""
+    found = _all_files(folder)
+    for who, files in found.items():
+        found[who] = files[max((place for place, file in enumerate(files) if file.is_folded), default=0) :]
+    return found
+
+
+def _all_files(folder: Path) -> dict[str, list[EventFile]]:
+    found = dict[str, list[EventFile]]()
+    with suppress(FileNotFoundError):
+        for match in filter(None, map(_NAME.fullmatch, os.listdir(folder))):
+            file = EventFile(int(match["number"] or 0), bool(match["folded"]), match[0])
+            found.setdefault(match["who"], []).append(file)
+    return {who: sorted(files) for who, files in sorted(found.items())}
 
 
 def newest_segment(path: Path) -> Path:
     """Returns the file to which a process appends, given the path of its first segment."""
     who = path.name.removesuffix(SUFFIX)
-    numbers = [0]
-    for name in _names(path.parent):
-        found = _NAME.fullmatch(name)
-        if found and found["who"] == who:
-            numbers.append(int(found["number"] or 0) + bool(found["folded"]))
-    return path.with_name(segment_name(who, max(numbers)))
+    number, is_folded, _ = event_files(path.parent).get(who, [EventFile(0, False, path.name)])[-1]
+    return path.with_name(segment_name(who, number + is_folded))
 
 
 def segment_after(path: Path) -> Path:
@@ -485,14 +467,6 @@ def segment_after(path: Path) -> Path:
 
 def delete_folded(folder: Path, who: str, number: int) -> None:
     """Deletes the files of a process that its folded file with this number contains."""
-    for name in _names(folder):
-        found = _NAME.fullmatch(name)
-        if found and found["who"] == who and int(found["number"] or 0) < number + (not found["folded"]):
-            (folder / name).unlink(missing_ok=True)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
+    for file in _all_files(folder).get(who, ()):
+        if (file.number, file.is_folded) < (number, True):
+            (folder / file.name).unlink(missing_ok=True)

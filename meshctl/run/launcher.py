@@ -38,7 +38,7 @@ from meshctl.dataclass import dataclass
 from meshctl.package import OUR_VERSION, installed_version
 from meshctl.run import clock
 from meshctl.run.directory import RunDir
-from meshctl.run.reading import appended, bytes_of, decoded, opened
+from meshctl.run.reading import appended, bytes_of, decoded, tail_of
 from meshctl.text.redaction import redact
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -182,14 +182,8 @@ def record_launch(run: RunDir, overrides: Sequence[str]) -> None:
 
 def launches(run: RunDir) -> list[dict[str, Any]]:
     """Returns the launches of a run, the first one first."""
-    try:
-        with opened(run.launches) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return []
     found = list[dict[str, Any]]()
-    for line in lines:
+    for line in tail_of(run.launches, MAX_BYTES).splitlines():
         with suppress(ValueError):
             if isinstance(data := decoded(line.decode()), dict):
                 found.append(data)

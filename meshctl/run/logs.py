@@ -14,6 +14,7 @@ import heapq
 import os
 import re
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from meshctl.run.directory import RunDir
-from meshctl.run.reading import MAX_LOG_BYTES, descriptor, opened, stat_of
+from meshctl.run.reading import MAX_LOG_BYTES, descriptor, lines_in, stat_of, tail_of
 from meshctl.text.english import counted, did_you_mean
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", re.MULTILINE)
@@ -63,17 +64,10 @@ def older(path: Path) -> Path:
 def read_tail(path: Path, max_bytes: int) -> bytes:
     """Returns the last bytes of a log, of both of its files. Returns an empty text for a file that does not
     exist or cannot be read."""
-    tail = _last_bytes(path, max_bytes)
+    tail = tail_of(path, max_bytes)
     if len(tail) == max_bytes:
         return tail
-    return _last_bytes(older(path), max_bytes - len(tail)) + _CONTINUED.sub(b"", tail, 1)
-
-
-def _last_bytes(path: Path, count: int) -> bytes:
-    with suppress(OSError), opened(path, MAX_LOG_BYTES) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
-        return file.read(count)
-    return b""
+    return tail_of(older(path), max_bytes - len(tail)) + _CONTINUED.sub(b"", tail, 1)
 
 
 class LogFile:
@@ -255,19 +249,9 @@ class WorkerLog:
             self._inode, self._offset = inode, self._start(inode, size) if self._since else 0
         if most:
             self._offset = max(self._offset, size - most)
-        rest = b""
-        for block in self._blocks(inode, size):
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                self._offset += len(line) + 1
-                yield from self._parsed(line)
-            if len(rest) > MAX_LINE_BYTES:
-                self._offset += len(rest)
-                yield from self._parsed(rest)
-                rest = b""
-        if rest and is_last:
-            self._offset += len(rest)
-            yield from self._parsed(rest)
+        for line in lines_in(self._blocks(inode, size), MAX_LINE_BYTES, with_rest=is_last):
+            self._offset += len(line)
+            yield from self._parsed(line.removesuffix(b"\n"))
 
     def _blocks(self, inode: int, size: int) -> Iterator[bytes]:
         """Yields a file from the present position on. It is opened for each block, because a run may have
@@ -292,27 +276,16 @@ class WorkerLog:
         return b""
 
     def _start(self, inode: int, size: int) -> int:
-        """Returns a position at the beginning of a line, before which all lines are older than `since`."""
-        low, high = 0, size
-        while high - low > BLOCK_BYTES:
-            middle = (low + high) // 2
-            begin, time = self._first_time(inode, middle)
-            if time and time < self._since:
-                low = begin
-            else:
-                high = middle
-        return low
+        """Returns a position before which all lines are older than `since`: the beginning of a block.
+        The rest of a line there has no time and is left out."""
 
-    def _first_time(self, inode: int, position: int) -> tuple[int, str]:
-        """Returns the position of the first line with a time that begins behind a position, and its time. It
-        is looked for in one block."""
-        block = self._block(inode, position, BLOCK_BYTES)
-        at = block.find(b"\n") + 1
-        while at:
-            if _STAMP_BYTES.match(block, at):
-                return position + at, block[at : at + STAMP_LETTERS - 1].decode()
-            at = block.find(b"\n", at) + 1
-        return position, ""
+        def time_of(block: int) -> str:
+            """Returns the first time in a block, or a later one than any where it has none."""
+            found = _STAMP_BYTES.search(self._block(inode, block * BLOCK_BYTES, BLOCK_BYTES))
+            return found[0].decode() if found else "~"
+
+        blocks = range(size // BLOCK_BYTES)
+        return max(0, bisect_left(blocks, self._since, key=time_of) - 1) * BLOCK_BYTES
 
     def _parsed(self, line: bytes) -> Iterator[LogLine]:
         if _STAMP_BYTES.match(line):

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from meshctl.dataclass import dataclass
-from meshctl.run.directory import RunDir, replaced
+from meshctl.run.directory import RunDir
 from meshctl.run.reading import bytes_of, decoded, text_of
 
 Kind = Literal["image", "histogram", "table"]
@@ -88,13 +88,6 @@ def media_of(run: RunDir, name: str | None = None) -> list[Media]:
     return sorted(
         (one for one in found if name in (None, one.name)), key=lambda one: (one.step, one.name, one.number)
     )
-
-
-def write_media(path: Path, content: bytes) -> None:
-    """Writes a file in one rename. Raises `OSError`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replaced(path) as part:
-        part.write_bytes(content)
 
 
 def forget_media(run: RunDir, after: int) -> None:

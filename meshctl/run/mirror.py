@@ -128,16 +128,13 @@ class Mirror:
     def _write(self, sizes: dict[str, int], item: dict[str, Any]) -> None:
         path, data = _inside(self._run, item["file"]), base64.b64decode(item["data"])
         at = int(item["at"])
-        path.parent.mkdir(parents=True, exist_ok=True)
         if at:
             with path.open("r+b") as file:
                 file.truncate(at)
                 file.seek(at)
                 file.write(data)
         else:
-            part = path.with_name(f".{path.name}.part")
-            part.write_bytes(data)
-            part.rename(path)
+            write_whole(path, data)
         sizes[item["file"]] = at + len(data)
 
     def lock(self) -> int | None:

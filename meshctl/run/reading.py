@@ -13,7 +13,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from sys import float_info
@@ -123,19 +123,40 @@ def is_number(value: object) -> TypeGuard[float]:
 def lines_of(path: Path | str, position: int = 0) -> Iterator[bytes]:
     """Yields the whole lines of a file from a position to its present end; none if the file was deleted. A
     line that is too long arrives in parts without an end. Raises `OSError`."""
-    end, rest = size_of(path), b""
+    if position >= (end := size_of(path)):
+        return
     with suppress(FileNotFoundError):
-        if position >= end:
-            return
         file = descriptor(path)
         try:
-            while position < end and (block := os.pread(file, min(BLOCK_BYTES, end - position), position)):
-                position += len(block)
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    yield line + b"\n"
-                if len(rest) > MAX_LINE_BYTES:
-                    yield rest
-                    rest = b""
+            yield from lines_in(_blocks(file, position, end), MAX_LINE_BYTES)
         finally:
             os.close(file)
+
+
+def lines_in(blocks: Iterable[bytes], longest: int, with_rest: bool = False) -> Iterator[bytes]:
+    """Yields the lines of a file that is read in blocks. A line of more than `longest` bytes arrives in parts
+    without an end, and one that is not complete yet only `with_rest`."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+        if len(rest) > longest:
+            yield rest
+            rest = b""
+    if rest and with_rest:
+        yield rest
+
+
+def _blocks(file: int, position: int, end: int) -> Iterator[bytes]:
+    while position < end and (block := os.pread(file, min(BLOCK_BYTES, end - position), position)):
+        position += len(block)
+        yield block
+
+
+def tail_of(path: Path, count: int) -> bytes:
+    """Returns the last bytes of a file; none if it cannot be read."""
+    with suppress(OSError), opened(path, MAX_LOG_BYTES) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - count))
+        return file.read(count)
+    return b""

@@ -93,14 +93,6 @@ def test_runs_and_the_state_of_one(place: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "empty has no runs\n")
 
 
-@pytest.mark.parametrize("word", ["contract", f"contract/{OLD}"])
-def test_launch_does_not_take_the_name_of_a_run(word: str, place: Path) -> None:
-    done = meshctl(place, "launch", word)
-    help = f"  = help: `meshctl restart {word}` continues the run `contract/{OLD}`"
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines() == [f"error[MC001]: recipe `{word}` does not exist", help]
-
-
 def test_ctrl_c_while_watch_searches_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

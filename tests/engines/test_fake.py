@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from processes import plan_of, rows_of, wait
 
-from meshctl.cli.launch import Supervision, outcome_of
+from meshctl.cli.launch import outcome_of
 from meshctl.engines import engine
 from meshctl.engines.engine import Exited, Job, engine_named
 from meshctl.engines.local import LocalEngine
@@ -89,8 +89,8 @@ def run(
 ) -> tuple[Outcome, Recording]:
     attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
     job = Job(plan, attempt.run, lambda environ: 70)
-    supervision = Supervision(fake, environ={} if fake.supervisor == "inside" else None)
-    return outcome_of(supervision, job, attempt, signals or Signals(), lambda: [seen]), seen
+    environ: dict[str, str] | None = {} if fake.supervisor == "inside" else None
+    return outcome_of(fake, job, attempt, signals or Signals(), lambda: [seen], environ), seen
 
 
 @pytest.mark.parametrize("where", ["here", "inside"])

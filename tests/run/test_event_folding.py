@@ -159,10 +159,8 @@ def test_a_kill_while_events_are_folded_loses_nothing(
     after = Run(run.dir.path)
     after.fold()
     assert sums_of(run.dir.events)[0]["count"] == STEPS
-    [files] = event_files(run.dir.events)
-    assert {name for name in run.names if not name.startswith(".")} == {
-        name for _, name in files.names_from(-1)
-    }
+    [files] = event_files(run.dir.events).values()
+    assert {name for name in run.names if not name.startswith(".")} == {file.name for file in files}
 
 
 def lines_of(steps: range) -> list[bytes]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.media import (
     forget_media,
     media_at,
@@ -14,7 +14,6 @@ from meshctl.run.media import (
     media_path,
     png,
     size_of,
-    write_media,
 )
 
 
@@ -35,8 +34,8 @@ def test_a_path_names_what_the_file_contains(run: RunDir, name: str, number: int
 def test_the_media_of_a_run(run: RunDir) -> None:
     for step in (10, 9):
         for number in (2, 1):
-            write_media(media_path(run, step, "m.x", "table", number), b'{"columns":["a"],"rows":[[1]]}')
-    write_media(media_path(run, 9, "m.board", "image"), png(1, 1, 1, b"\0\7", "a ü"))
+            write_whole(media_path(run, step, "m.x", "table", number), b'{"columns":["a"],"rows":[[1]]}')
+    write_whole(media_path(run, 9, "m.board", "image"), png(1, 1, 1, b"\0\7", "a ü"))
     (run.media / "step-9" / ".1234.part").write_text("half")
     assert [(one.step, one.name, one.number) for one in media_of(run)] == [
         *[(9, "m.board", 1), (9, "m.x", 1), (9, "m.x", 2), (10, "m.x", 1), (10, "m.x", 2)]
@@ -49,6 +48,6 @@ def test_the_media_of_a_run(run: RunDir) -> None:
 
 def test_png(run: RunDir) -> None:
     content = png(2, 1, 3, b"\0" + bytes(6))
-    write_media(path := media_path(run, 1, "m.x", "image"), content)
+    write_whole(path := media_path(run, 1, "m.x", "image"), content)
     found = media_at(path)
     assert size_of(content) == (2, 1) and found and found.caption == ""

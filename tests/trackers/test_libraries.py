@@ -18,7 +18,7 @@ from meshctl.package import installed_version
 from meshctl.recipe.tracker_fields import LIBRARIES, TRACK
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event
-from meshctl.run.media import media_path, png, write_media
+from meshctl.run.media import media_path, png
 from meshctl.run.metrics import as_json
 from meshctl.run.settings import Elastic, Track
 from meshctl.trackers import TRACKERS
@@ -112,9 +112,9 @@ def announce(feeds: Feeds, run: RunDir) -> None:
         "sum_of_squares": 9.0,
         "not_finite": 0,
     }
-    write_media(media_path(run, 2, "rollouts.samples", "table"), json.dumps(table).encode())
-    write_media(media_path(run, 2, "metrics.weights", "histogram"), json.dumps(histogram).encode())
-    write_media(media_path(run, 2, "metrics.board", "image"), png(2, 1, 1, b"\0\0\xff", "a board"))
+    write_whole(media_path(run, 2, "rollouts.samples", "table"), json.dumps(table).encode())
+    write_whole(media_path(run, 2, "metrics.weights", "histogram"), json.dumps(histogram).encode())
+    write_whole(media_path(run, 2, "metrics.board", "image"), png(2, 1, 1, b"\0\0\xff", "a board"))
     for path in sorted((run.media / "step-2").iterdir()):
         feeds.on_event(Event("media", step=2, value={"file": str(path.relative_to(run.path))}))
     feeds.on_event(Event("media", step=2, value={"file": "media/step-2/metrics.gone.png"}))

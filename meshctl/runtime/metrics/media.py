@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from meshctl.run.directory import RunDir
+from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import EventLog
-from meshctl.run.media import Kind, media_path, png, write_media
+from meshctl.run.media import Kind, media_path, png
 from meshctl.text.english import counted
 
 MAX_SIDE = 4096
@@ -172,7 +172,7 @@ class MediaWriter:
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         path = media_path(self._run, step, f"{self._stage}.{name}", kind, number)
         try:
-            write_media(path, content)
+            write_whole(path, content)
         except OSError as error:
             return f"cannot be written: {error.strerror}: {path}"
         self._bytes += len(content)

@@ -99,7 +99,7 @@ def test_a_run_directory_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(Unreadable) as folder_of_runs:
         plan_of("arithmetic", [])
     [found] = folder_of_runs.value.report.diagnostics
-    assert found.help == "give the folder of a run; the newest one in it is `arithmetic/now`"
+    assert found.help == "give a recipe, or the folder of a run (runs/NAME/TIME)"
     run.plan.unlink()
     with pytest.raises(Unreadable, match=r"not a run: it has no `plan\.json`"):
         plan_of(str(run.path), [])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.launch import Supervision, outcome_of
+from meshctl.cli.launch import outcome_of
 from meshctl.engines.engine import Job
 from meshctl.engines.kubernetes.engine import HeadHandle
 from meshctl.engines.supervise.attempt import begin
@@ -64,6 +64,6 @@ def test_the_last_copy_has_the_end_of_the_run(tmp_path: Path, monkeypatch: pytes
     state, last = StateFile(PLAN, attempt.run), list[object]()
     text = attempt.run.state.read_text
     monkeypatch.setattr(FakeHandle, "close", lambda handle: last.append(json.loads(text())["code"]))
-    supervision = Supervision(FakeEngine(done, "inside"), environ={})
+    engine = FakeEngine(done, "inside")
     job = Job(PLAN, attempt.run, lambda environ: 70)
-    assert outcome_of(supervision, job, attempt, Signals(), lambda: [state]).code == 0 and last == [0]
+    assert outcome_of(engine, job, attempt, Signals(), lambda: [state], {}).code == 0 and last == [0]
