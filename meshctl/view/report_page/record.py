@@ -137,12 +137,12 @@ class StepSpans:
 
 def read_events(run: RunDir) -> StepSpans:
     """Reads the events of all processes. Of very many steps, one in so many is decoded and stands for all."""
-    found, processes = StepSpans(), event_files(run.events)
-    size = sum(size_of(run.events / name) for each in processes for _, name in each.names_from(-1))
-    every = max(1, size // LINE_BYTES // MAX_DECODED)
-    for process in processes:
+    found = StepSpans()
+    processes = [[run.events / file.name for file in files] for files in event_files(run.events).values()]
+    every = max(1, sum(size_of(path) for paths in processes for path in paths) // LINE_BYTES // MAX_DECODED)
+    for paths in processes:
         steps = 0
-        for line in (line for _, name in process.names_from(-1) for line in lines_of(run.events / name)):
+        for line in (line for path in paths for line in lines_of(path)):
             steps += (is_step := line.startswith(_STEP))
             if line.startswith(_METRIC) or (is_step and steps % every) or not (event := parsed(line)):
                 continue
