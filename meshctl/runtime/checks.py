@@ -9,9 +9,9 @@ into all other columns are found:
                 bytes of a larger one
     lists       a list must contain the same objects as before
 
-With `run.checks: all`, digests of all values are compared, too. They find writes by any means and at every
-size: also into the items of a list, into values that are no batches, and by a producer that goes on writing
-to memory which it has returned.
+With `run.checks: all`, digests take the place of copies and samples. They find writes by any means and at
+every size: also into the items of a list, into values that are no batches, and by a producer that goes on
+writing to memory which it has returned.
 
 `PeerCheck`, with `run.checks: all`, finds peers of a data rank that return other values. Where one rank
 represents the others of its data rank (`collect`), the values of its tp, cp and ulysses peers are dropped.
@@ -27,7 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,10 +59,9 @@ PYTHON_TOLERANCE = (1.3e-6, 1e-5)
 """The relative and the absolute tolerance of Python's floats, which are mostly read from float32 tensors."""
 MAX_SHOWN = 60
 """The most characters of a value in a message."""
-NO_VALUE = "missing"
-
-Part = Tensor | list[Any]
-"""A part of a batch."""
+IDS = "the ids"
+Difference = tuple[str, str, str]
+"""The part of two values that differs, and how it is shown in the first and in the second one."""
 
 
 class Borrowed:
@@ -77,104 +76,73 @@ class Borrowed:
         """`endpoint` is COMPONENT.METHOD. `is_read_only` returns whether a tensor is in memory of another
         process that this process cannot write. With `has_digests`, digests are compared."""
         self._endpoint, self._is_read_only, self._has_digests = endpoint, is_read_only, has_digests
-        self._parts: list[tuple[str, Part, Any]] = []
-        """Column, and tensor or list with its state."""
-        self._digests: list[tuple[str, Any]] = []
+        self._parts: list[tuple[str, Any, Any, Any]] = []
+        """Place and value, with its state: the count of writes or the items, and what its bytes were."""
 
     def begin(self, arguments: Arguments) -> None:
         """Keeps the state of the arguments before a call."""
-        self._parts = [(name, part, _state(part)) for name, part in _parts(arguments.batches)]
-        if self._has_digests:
-            self._digests = list(_digests(arguments))
+        self._parts = [(place, part, *self._state(part)) for place, part in self._parts_of(arguments)]
 
     def end(self, arguments: Arguments) -> None:
         """Raises `StageError` if a value was written during the call."""
         parts, self._parts = self._parts, []
-        for name, part, state in parts:
+        for place, part, writes, content in parts:
+            now, content_now = self._state(part)
             if isinstance(part, list):
-                if len(part) != len(state) or not all(map(is_, part, state)):
-                    raise self._written(name)
-            elif state != (now := _state(part)):
-                if state[0] != now[0] or not self._is_read_only(part):
-                    raise self._written(name)
-                raise StageError(
-                    f"the producer of column `{name}` wrote into it while `{self._endpoint}` read it: memory "
-                    "that an endpoint has returned belongs to its consumers"
-                )
-        if self._has_digests:
-            after = list(_digests(arguments))
-            for before in self._digests:
-                if before not in after:
-                    raise StageError(
-                        f"{before[0]} was written during the call of `{self._endpoint}`, which borrows it: "
-                        "clone() a tensor before you change it"
-                    )
-
-    def _written(self, column: str) -> StageError:
-        return StageError(
-            f"`{self._endpoint}` wrote into column `{column}`, which is borrowed: clone() it before you "
-            "change it"
-        )
-
-
-def _parts(batches: Sequence[Batch]) -> Iterator[tuple[str, Part]]:
-    for batch in batches:
-        for name, column in batch.columns.items():
-            if isinstance(column, Ragged):
-                yield name, column.values
-                yield name, column.offsets
+                is_same = len(part) == len(writes) and all(map(is_, part, writes))
             else:
-                yield name, column
+                is_same = writes == now
+            if is_same and content == content_now:
+                continue
+            if is_same and isinstance(part, Tensor) and self._is_read_only(part):
+                raise StageError(
+                    f"the producer of {place} wrote into it while `{self._endpoint}` read it: memory that an "
+                    "endpoint has returned belongs to its consumers"
+                )
+            raise StageError(
+                f"`{self._endpoint}` wrote into {place}, which is borrowed: clone() it before you change it"
+            )
+
+    def _parts_of(self, arguments: Arguments) -> Iterator[tuple[str, Any]]:
+        given = [("the input", value) for value in arguments.positional]
+        given += [(f"the input `{name}`", value) for name, value in arguments.named.items()]
+        for place, value in given:
+            if isinstance(value, Batch):
+                for name, column in value.columns.items():
+                    parts = (column.values, column.offsets) if isinstance(column, Ragged) else (column,)
+                    yield from ((f"column `{name}`", part) for part in parts)
+            elif self._has_digests:
+                yield place, value
+
+    def _state(self, part: Any) -> tuple[Any, Any]:
+        """Returns torch's count of writes into a tensor, or the items of a list; and a digest, or of a tensor
+        in host memory its bytes or samples of them."""
+        writes: Any = part.copy() if isinstance(part, list) else None
+        if isinstance(part, Tensor):
+            writes = NO_VERSION if part.is_inference() else part._version
+        if self._has_digests:
+            return writes, digest_of(part)
+        if not isinstance(part, Tensor) or not is_plain(part):
+            return writes, None
+        address, nbytes = part.data_ptr(), part.nbytes
+        if nbytes <= COPY_MAX_BYTES:
+            return writes, ctypes.string_at(address, nbytes)
+        last = nbytes - SAMPLE_BYTES
+        starts = [address + last * number // (SAMPLES - 1) for number in range(SAMPLES)]
+        return writes, [ctypes.string_at(start, SAMPLE_BYTES) for start in starts]
 
 
-def _state(part: Part) -> Any:
-    """Returns the items of a list; of a tensor torch's count of writes, and its bytes in host memory, or
-    samples of them."""
-    if isinstance(part, list):
-        return part.copy()
-    version = NO_VERSION if part.is_inference() else part._version
-    if not is_plain(part):
-        return version, []
-    address, nbytes = part.data_ptr(), part.nbytes
-    if nbytes <= COPY_MAX_BYTES:
-        return version, [ctypes.string_at(address, nbytes)]
-    last = nbytes - SAMPLE_BYTES
-    starts = [address + last * number // (SAMPLES - 1) for number in range(SAMPLES)]
-    return version, [ctypes.string_at(start, SAMPLE_BYTES) for start in starts]
-
-
-def _digests(arguments: Arguments) -> Iterator[tuple[str, Any]]:
-    given = [("the input", value) for value in arguments.positional]
-    for place, value in (*given, *((f"the input `{name}`", one) for name, one in arguments.named.items())):
-        if isinstance(value, Batch):
-            yield from ((f"column `{name}`", digest_of(column)) for name, column in value.columns.items())
-        else:
-            yield place, digest_of(value)
-
-
-def digest_of(value: Any) -> tuple[Any, ...]:
+def digest_of(value: Any) -> int | str:
     """Returns a digest of a received value; equal values have equal digests."""
     if isinstance(value, Tensor):
-        return (value.dtype, value.shape, checksum(value.detach()))
-    if isinstance(value, Ragged):
-        return (*digest_of(value.values), *digest_of(value.offsets))
-    if isinstance(value, Batch):
-        return tuple((name, digest_of(column)) for name, column in value.columns.items())
+        return checksum(value.detach())
     try:
-        return (zlib.crc32(pack(value)),)
+        return zlib.crc32(pack(value))
     except FrameError as error:  # an object that no route carries was put into it
-        return (str(error),)
+        return str(error)
 
 
 # Peers
-
-
-class Difference(NamedTuple):
-    """A difference of two values."""
-
-    what: str
-    first: str
-    second: str
 
 
 def first_tag(plan: Plan) -> int:
@@ -226,10 +194,10 @@ class PeerCheck:
         """Compares this rank's value of a step. Where it is sent to no stage, only its numbers count. Raises
         `StageError` for values that differ, and `PeerLost`. Numbers in `logged` that differ
         are reported as an event."""
-        shown = _plain(value) if is_sent else scalars(value)
+        own_value = parts_of(value if is_sent else scalars(value))
         if self.representative == self.transport.job_rank:
             for peer in self.peers:
-                frame = self.transport.frame((peer,), [step, shown, dict(logged)])
+                frame = self.transport.frame((peer,), [step, own_value, dict(logged)])
                 self.transport.send(peer, self.tag, frame)
             return
         _, theirs, their_log = self.transport.receive_value(self.representative, self.tag)
@@ -242,7 +210,7 @@ class PeerCheck:
                 ]
                 facts = {"metric": name, "counted": counted, "values": values}
                 self.events.write("differs", step=step, stage=self.stage, **facts)
-        if difference := difference_of(theirs, shown):
+        if difference := difference_of(theirs, own_value):
             what, first, second = difference
             raise StageError(
                 f"the peers of a data rank must return the same value: {what} is {first} on {counted} and "
@@ -254,16 +222,28 @@ def _place(mesh: DeviceMesh, rank: int) -> tuple[int, int]:
     return mesh.data_rank(rank), mesh.dim_rank(rank, "pp")
 
 
+def parts_of(value: Any, name: str = "") -> dict[str, Any]:
+    """Returns the parts of a value by their names, in a form that a frame takes."""
+    match value:
+        case Batch():
+            columns = {f"column `{key}`": column for key, column in value.columns.items()}
+            parts = {"the number of samples": len(value), IDS: value.ids, **columns}
+            return {what: _plain(part) for what, part in parts.items()}
+        case Mapping():
+            found: dict[str, Any] = {}
+            for key, item in value.items():
+                found |= parts_of(item, f"{name}.{key}" if name else str(key))
+            return found
+    return {f"`{name}`" if name else "the value": _plain(value)}
+
+
 def _plain(value: Any) -> Any:
     """Returns a value in a form that a frame takes: tensors in host memory, and other objects by type."""
     match value:
         case Tensor():
             return type(value).__name__ if not_sent(value) else value.detach().cpu()
         case Ragged():
-            return Ragged(_plain(value.values), _plain(value.offsets))
-        case Batch():
-            columns = {name: _plain(column) for name, column in value.columns.items()}
-            return Batch(columns, ids=value.known_ids)
+            return [_plain(value[row]) for row in range(len(value))]
         case Mapping():
             return {str(key): _plain(item) for key, item in value.items()}
         case list() | tuple():
@@ -273,46 +253,31 @@ def _plain(value: Any) -> Any:
     return type(value).__name__
 
 
-def difference_of(first: Any, second: Any, what: str = "the value") -> Difference | None:
-    """Returns the first difference of two values, or None if they are equal."""
-    if isinstance(first, Batch) and isinstance(second, Batch):
-        return _batch_difference(first, second)
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        for key in dict.fromkeys((*first, *second)):
-            item = f"`{key}`" if what == "the value" else f"{what[:-1]}.{key}`"
-            if key not in first or key not in second:
-                shown = [_shown(value[key]) if key in value else NO_VALUE for value in (first, second)]
-                return Difference(item, *shown)
-            if difference := difference_of(first[key], second[key], item):
-                return difference
-        return None
-    return None if _are_equal(first, second) else Difference(what, _shown(first), _shown(second))
-
-
-def _batch_difference(first: Batch, second: Batch) -> Difference | None:
-    if len(first) != len(second):
-        return Difference("the number of samples", str(len(first)), str(len(second)))
-    ids = [[".".join(map(str, id)) for id in batch.ids.tolist()] for batch in (first, second)]
-    for row, (one, other) in enumerate(zip(*ids, strict=True)):
-        if one != other:
-            return Difference(f"the id of row {row}", one, other)
-    for name in dict.fromkeys((*first.names, *second.names)):
-        if name not in first or name not in second:
-            shown = ["there" if name in batch else NO_VALUE for batch in (first, second)]
-            return Difference(f"column `{name}`", *shown)
-        one, other = first[name], second[name]
-        if isinstance(one, Tensor) and _are_equal(one, other):
+def difference_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Difference | None:
+    """Returns the first difference between the parts of two values, or None if they are equal."""
+    for what in dict.fromkeys((*first, *second)):
+        if what not in first or what not in second:
+            one, other = (_shown(parts[what]) if what in parts else "missing" for parts in (first, second))
+            return what, one, other
+        one, other = first[what], second[what]
+        if _are_equal(one, other):
             continue
-        for row in range(len(first)):
-            if not _are_equal(one[row], other[row]):
-                what = f"column `{name}` of sample {ids[0][row]}"
-                return Difference(what, _shown(one[row]), _shown(other[row]))
+        if all(isinstance(part, list) or (isinstance(part, Tensor) and part.ndim) for part in (one, other)):
+            for row, (here, there) in enumerate(zip(one, other, strict=False)):
+                if len(one) == len(other) and not _are_equal(here, there):
+                    place = f"row {row} of {what}"
+                    if what.startswith("column"):
+                        place = f"{what} of sample {'.'.join(map(str, first[IDS][row].tolist()))}"
+                    return place, _shown(here), _shown(there)
+        return what, _shown(one), _shown(other)
     return None
 
 
 def _are_equal(first: Any, second: Any) -> bool:
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(_are_equal, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(_are_equal(first[key], second[key]) for key in first)
     if type(first) is not type(second) or not isinstance(first, (Tensor, float)):
         return not isinstance(first, Tensor) and not isinstance(second, Tensor) and bool(first == second)
     relative, absolute = PYTHON_TOLERANCE if isinstance(first, float) else (None, None)
@@ -324,7 +289,5 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Batch):
-        return f"a batch of {len(value)} samples"
     text = str(value.tolist()) if isinstance(value, Tensor) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

@@ -30,6 +30,7 @@ from meshctl.runtime.batch.tensordict import is_tensordict
 from meshctl.runtime.component import Component, context_of, coroutine_of, endpoint_of
 from meshctl.runtime.errors import CollectiveError, StageError
 from meshctl.runtime.event_loop import PASS_CALL, Advances, PassCall, device_setter, event_loop
+from meshctl.runtime.routes.inputs import Arguments
 
 VERSIONS = MARK + "versions"
 """The mark of a sampler with the version of the weights of each token."""
@@ -90,7 +91,7 @@ class PassStage:
         self._endpoint, self._in_use = getattr(component, stage.method), context_of(component).in_use
         declared = endpoint_of(type(component), stage.method)
         self._retries = declared.retry if declared else 0
-        self._waiting: list[tuple[Pass, _Arguments, asyncio.Future[Batch]]] = []
+        self._waiting: list[tuple[Pass, Arguments, asyncio.Future[Batch]]] = []
         self._is_calling = False
 
     async def run(self, one: Pass, values: Mapping[str, Batch]) -> Batch:
@@ -131,7 +132,7 @@ class PassStage:
                     future.set_result(value)
         self._is_calling = False
 
-    def _call(self, passes: Sequence[Pass], given: Sequence[_Arguments]) -> list[Batch]:
+    def _call(self, passes: Sequence[Pass], given: Sequence[Arguments]) -> list[Batch]:
         """Calls the endpoint once for several passes, and returns the value of each. What it logs belongs to
         the first of them."""
         whole, failed = _joined(given), 0
@@ -168,7 +169,7 @@ class PassStage:
 
         return PassCall(self._named, log, self._has_old_weights)
 
-    def _checked(self, returned: Any, given: _Arguments) -> Batch:
+    def _checked(self, returned: Any, given: Arguments) -> Batch:
         """Returns the value of a call with ids and marks."""
         Advances.add()
         is_tensors = not isinstance(returned, Batch) and is_tensordict(returned)
@@ -179,9 +180,10 @@ class PassStage:
         if given.first is not None:
             value = identify(value, given.first)
         elif len(value) > 1:
-            raise StageError(f"`{self._named}` returned {len(value)} samples for the number {given.number}")
+            number = given.positional[0].start
+            raise StageError(f"`{self._named}` returned {len(value)} samples for the number {number}")
         elif len(value):
-            value = numbered(value, given.number, 1)
+            value = numbered(value, given.positional[0].start, 1)
         version = self._versions.get(self.stage.component)
         inputs = given.first.columns if given.first is not None else {}
         has_own = VERSIONS in value.columns and VERSIONS not in inputs
@@ -190,17 +192,10 @@ class PassStage:
         return value.with_columns(**{MARK + "version": torch.full((len(value),), version)})
 
 
-class _Arguments(NamedTuple):
-    positional: list[Any]
-    named: dict[str, Any]
-    first: Batch | None
-    number: int
-
-
-def _arguments(stage: Stage, values: Mapping[str, Batch], number: int) -> _Arguments:
+def _arguments(stage: Stage, values: Mapping[str, Batch], number: int) -> Arguments:
     """Returns the arguments of a stage's call in the pass `number`."""
     if stage.is_source:
-        return _Arguments([range(number, number + 1)], {}, None, number)
+        return Arguments([range(number, number + 1)], {}, None, ())
     positional, named = list[Any](), dict[str, Any]()
     first = values[stage.inputs[0].stages[0]]
     for given in stage.inputs:
@@ -214,10 +209,10 @@ def _arguments(stage: Stage, values: Mapping[str, Batch], number: int) -> _Argum
             named[given.parameter] = batch
         else:
             positional.append(batch)
-    return _Arguments(positional, named, first, number)
+    return Arguments(positional, named, first, (*positional, *named.values()))
 
 
-def _joined(given: Sequence[_Arguments]) -> _Arguments:
+def _joined(given: Sequence[Arguments]) -> Arguments:
     """Returns the arguments of one call for several passes."""
     if len(given) == 1:
         return given[0]
@@ -226,7 +221,8 @@ def _joined(given: Sequence[_Arguments]) -> _Arguments:
         Batch.concat([one.positional[index] for one in given]) for index in range(len(first.positional))
     ]
     named = {name: Batch.concat([one.named[name] for one in given]) for name in first.named}
-    return _Arguments(positional, named, [*positional, *named.values()][0], first.number)
+    batches = (*positional, *named.values())
+    return Arguments(positional, named, batches[0], batches)
 
 
 def _told(error: BaseException, number: int) -> BaseException:

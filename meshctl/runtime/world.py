@@ -3,8 +3,8 @@ the data plane between groups, through the control store.
 
 Each group is a world of its own, so FSDP, DDP and user scripts see only their group. Workers of two groups
 (or of one) that a route connects exchange the addresses at which they listen: of unix sockets within a node,
-of TCP between nodes. That exchange is a handshake: every worker publishes the plan it runs and the generation
-of its group. A mismatch or an absence is an error that names the routes or the absent workers, not a hang.
+of TCP between nodes. That exchange is a handshake: every worker publishes the plan it runs. A mismatch or an
+absence is an error that names the routes or the absent workers, not a hang.
 """
 
 from __future__ import annotations
@@ -272,7 +272,6 @@ class Handshake:
         `ConnectError`."""
         greeting = {
             "plan": self.plan.digest,
-            "generation": self._generation,
             "modes": self._mode_digests,
             "address": own,
         }
@@ -303,10 +302,6 @@ class Handshake:
         if theirs["plan"] != self.plan.digest:
             routes = ", ".join(f"`{route.name}`" for route in self._routes)
             raise ConnectError(f"{where}: {name} runs another plan of the routes {routes}")
-        known = self.generations.get(self.plan.group_and_rank(other)[0], 0)
-        if theirs["generation"] != known:
-            found = theirs["generation"]
-            raise ConnectError(f"{where}: {name} is of generation {found}, and {known} is the current one")
         for route, digest in self._mode_digests.items():
             if theirs["modes"].get(route, digest) != digest:
                 us = _name(self.plan, self.job_rank)

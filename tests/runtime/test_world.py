@@ -49,11 +49,9 @@ def apart(samples: int = 2) -> Plan:
     return replace(made, groups=tuple(groups), cluster=Cluster.of(2, npu=1))
 
 
-def greeting(made: Plan, address: str, modes: dict[str, str] | None = None, generation: int = 0) -> str:
+def greeting(made: Plan, address: str, modes: dict[str, str] | None = None) -> str:
     """What a worker publishes in the handshake."""
-    return json.dumps(
-        {"plan": made.digest, "generation": generation, "modes": modes or {}, "address": address}
-    )
+    return json.dumps({"plan": made.digest, "modes": modes or {}, "address": address})
 
 
 def at_once(*works: Callable[[], object]) -> list[str]:
@@ -144,13 +142,6 @@ def test_a_handshake_that_fails_leaves_no_socket_open() -> None:
         with pytest.raises((ConnectError, PeerLost)):
             Handshake(made, 0, store).connect()
     assert {*Path("/proc/self/fd").iterdir()} <= before  # a socket of an earlier test may have been collected
-
-
-def test_a_worker_of_another_generation_is_refused() -> None:
-    store, made = HashStore(), apart()
-    store.set(f"{world.FAR}/1/2", greeting(made, "127.0.0.1 1", generation=1))
-    [error] = at_once(lambda: Handshake(made, 0, store, generations={"b": 2}).connect())
-    assert error == "ConnectError: other nodes: b:0 is of generation 1, and 2 is the current one"
 
 
 def test_another_source_of_a_users_mode_is_an_error_that_names_the_route(

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import cached_property, reduce
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ from meshctl.topology.sizes import whole
 RUNNING = timedelta(days=30)
 """The timeout of torch's operations, which no job reaches: the launcher ends a job that hangs."""
 
-Op = Literal["sum", "mean", "product", "max", "min", "bitwise_and", "bitwise_or", "bitwise_xor"]
+Op = Literal["sum", "mean", "product", "max", "min"]
 TORCH_OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -54,17 +54,11 @@ TORCH_OPS = {
     "min": dist.ReduceOp.MIN,
 }
 """Reduction -> torch's operation. The sum is divided for a mean."""
-BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "bitwise_and": torch.bitwise_and,
-    "bitwise_or": torch.bitwise_or,
-    "bitwise_xor": torch.bitwise_xor,
-}
-"""Reductions that NCCL does not have. All tensors are gathered, and each rank reduces them."""
 REFUSED = {
     "bools": "sum mean product",
     "integers": "mean",
-    "floats": "bitwise_and bitwise_or bitwise_xor",
-    "complex numbers": "product max min bitwise_and bitwise_or bitwise_xor",
+    "floats": "",
+    "complex numbers": "product max min",
 }
 """Kind of dtypes -> the reductions that do not exist for it."""
 ADVICE = {
@@ -178,12 +172,7 @@ class Collective:
         if self._group is None:
             return data.clone() if self.rank == destination else None
         with self._calls.call(("reduce", op, destination, data.dtype, extent(data))):
-            if op in BITWISE or not data.numel():
-                result = self._reduced(data, op).clone()
-            else:
-                result = self._reducible(data).clone()
-                dist.reduce(result, self.ranks[destination], TORCH_OPS[op], group=self._group)
-                self._averaged(result, op)
+            result = self._reduced(data.clone(), op, destination)
         return result.to(tensor.device, tensor.dtype) if self.rank == destination else None
 
     def reduce_scatter(self, tensor: Tensor, op: Op = "sum") -> Tensor:
@@ -195,36 +184,33 @@ class Collective:
         if self._group is None:
             return data[share.start : share.stop].clone()
         with self._calls.call(("reduce_scatter", op, data.dtype, data.shape)):
-            if op in BITWISE or not data.numel():
-                return self._reduced(data, op)[share.start : share.stop].clone()
-            rows = self._reducible(self._in_equal_shares(data)).view(self.size, -1)
+            if not data.numel():
+                return data[share.start : share.stop].clone()
+            parts = [even_split(len(data), self.size, rank) for rank in range(self.size)]
+            if len(data) % self.size:
+                shares = torch.split(data, list(map(len, parts)))
+                data = torch.nn.utils.rnn.pad_sequence(list(shares), batch_first=True)
+            rows = self._reducible(data).view(self.size, -1)
             received = torch.empty_like(rows[0])
             rows = rows if self._is_in_order else rows[self._order]
             _scatter_single(received, rows.view(-1), TORCH_OPS[op], group=self._group)
-            shares = self._averaged(received, op).view((-1, *data.shape[1:]))
-            return shares[: len(share)].to(data.device, data.dtype)
+            mine = self._averaged(received, op).view((-1, *tensor.shape[1:]))
+            return mine[: len(share)].to(data.device, data.dtype)
 
-    def _reduced(self, data: Tensor, op: Op) -> Tensor:
+    def _reduced(self, data: Tensor, op: Op, destination: int | None = None) -> Tensor:
         """Returns the reduced tensor, with the device and dtype in which it was reduced. It is `data` itself
         where that was reduced in place."""
         if not data.numel():
             return data
-        if op in BITWISE:
-            reduced: Tensor = reduce(BITWISE[op], self._rows(data))
-            return reduced
         sent = self._reducible(data)
-        dist.all_reduce(sent, TORCH_OPS[op], group=self._group)
+        if destination is None:
+            dist.all_reduce(sent, TORCH_OPS[op], group=self._group)
+        else:
+            dist.reduce(sent, self.ranks[destination], TORCH_OPS[op], group=self._group)
         return self._averaged(sent, op)
 
     def _averaged(self, total: Tensor, op: Op) -> Tensor:
         return total.div_(self.size) if op == "mean" else total
-
-    def _in_equal_shares(self, data: Tensor) -> Tensor:
-        total = len(data)
-        if total % self.size == 0:
-            return data
-        shares = torch.split(data, [len(even_split(total, self.size, rank)) for rank in range(self.size)])
-        return torch.nn.utils.rnn.pad_sequence(list(shares), batch_first=True)
 
     # Gathers and scatters
 
@@ -500,6 +486,10 @@ class Collective:
         return self.ranks[rank]
 
 
+Tensors = tuple[Tensor, ...]
+Operation = Callable[..., Tensors]
+
+
 class DifferentiableCollective:
     """The operations of a collective that have a gradient: `self.collective("tp").differentiable`. Tensors
     are floats or complex numbers.
@@ -520,63 +510,64 @@ class DifferentiableCollective:
     def all_gather(self, tensor: Tensor, *, uneven: bool = False) -> Tensor:
         """Returns the tensors of all ranks, concatenated along dim 0, as `Collective.all_gather_joined`
         does."""
-        gathered: Tensor = _AllGather.apply(tensor, self._collective, uneven)  # type: ignore[no-untyped-call]
+        it, has_dims, lengths = self._collective, bool(tensor.ndim), list[int]()
+
+        def forward(tensor: Tensor) -> Tensors:
+            if not uneven:
+                return (it.all_gather_joined(tensor),)
+            parts = it.all_gather(tensor, uneven=True)
+            lengths.extend(map(len, parts))
+            return (torch.cat(parts),)
+
+        def backward(grad: Tensor) -> Tensors:
+            if uneven:
+                parts = torch.split(grad, lengths)
+                return (torch.stack(it.all_to_all(parts, uneven=True)).sum(0),)
+            share = it.reduce_scatter(grad)
+            return (share if has_dims else share[0],)
+
+        [gathered] = _applied(forward, backward, tensor)
         return gathered
 
     def reduce_scatter(self, tensor: Tensor, op: Literal["sum", "mean"] = "sum") -> Tensor:
         """Returns this rank's share of dim 0 of the sum or mean, as `Collective.reduce_scatter` does."""
         if op not in ("sum", "mean"):
             raise CollectiveError(f"a differentiable reduce_scatter is by sum or mean, not {op!r}")
-        share: Tensor = _ReduceScatter.apply(tensor, self._collective, op)  # type: ignore[no-untyped-call]
+        it = self._collective
+
+        def backward(grad: Tensor) -> Tensors:
+            whole = it.all_gather_joined(grad, uneven=True)
+            return (whole / it.size if op == "mean" else whole,)
+
+        [share] = _applied(lambda tensor: (it.reduce_scatter(tensor, op),), backward, tensor)
         return share
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
         """Sends the i-th tensor to the i-th rank and returns those received, as `Collective.all_to_all`
         does."""
-        return list(_AllToAll.apply(self._collective, uneven, *tensors))  # type: ignore[no-untyped-call]
+
+        def exchange(*parts: Tensor) -> Tensors:
+            return tuple(self._collective.all_to_all(parts, uneven=uneven))
+
+        return list(_applied(exchange, exchange, *tensors))
 
 
-class _AllGather(Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, collective: Collective, uneven: bool) -> Tensor:
-        ctx.collective, ctx.uneven, ctx.has_dims = collective, uneven, bool(tensor.ndim)
-        if not uneven:
-            return collective.all_gather_joined(tensor)
-        parts = collective.all_gather(tensor, uneven=True)
-        ctx.lengths = [len(part) for part in parts]
-        return torch.cat(parts)
+class _Applied(Function):
+    """An operation whose gradient is another operation."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        [grad] = grads
-        if ctx.uneven:
-            received = ctx.collective.all_to_all(list(grad.split(ctx.lengths)), uneven=True)
-            return torch.stack(received).sum(0), None, None
-        share = ctx.collective.reduce_scatter(grad)
-        return share if ctx.has_dims else share[0], None, None
-
-
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, collective: Collective, op: Literal["sum", "mean"]) -> Tensor:
-        ctx.collective, ctx.op = collective, op
-        return collective.reduce_scatter(tensor, op)
+    def forward(ctx: Any, run: Operation, gradient: Operation, *tensors: Tensor) -> Tensors:
+        ctx.gradient = gradient
+        return run(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        whole = ctx.collective.all_gather_joined(grads[0], uneven=True)
-        return whole / ctx.collective.size if ctx.op == "mean" else whole, None, None
+        return None, None, *ctx.gradient(*grads)
 
 
-class _AllToAll(Function):
-    @staticmethod
-    def forward(ctx: Any, collective: Collective, uneven: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.collective, ctx.uneven = collective, uneven
-        return tuple(collective.all_to_all(tensors, uneven=uneven))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, *ctx.collective.all_to_all(list(grads), uneven=ctx.uneven)
+def _applied(run: Operation, gradient: Operation, *tensors: Tensor) -> Tensors:
+    results: Tensors = _Applied.apply(run, gradient, *tensors)  # type: ignore[no-untyped-call]
+    return results
 
 
 def process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
@@ -601,8 +592,8 @@ def process_group(ranks: Sequence[int], rank: int) -> dist.ProcessGroup | None:
 
 def refusal(dtype: torch.dtype, op: str) -> str:
     """Returns the reason why tensors of a dtype cannot be reduced by `op`, or an empty text."""
-    if op not in TORCH_OPS and op not in BITWISE:
-        return f"{op!r} is not a reduction; the reductions are {', '.join((*TORCH_OPS, *BITWISE))}"
+    if op not in TORCH_OPS:
+        return f"{op!r} is not a reduction; the reductions are {', '.join(TORCH_OPS)}"
     if dtype == torch.uint64:
         return "a tensor of uint64 cannot be reduced"
     kind = "complex numbers" if dtype.is_complex else "floats" if dtype.is_floating_point else "integers"

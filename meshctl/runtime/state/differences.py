@@ -4,19 +4,16 @@ Every rank computes the digests of its own values, all ranks exchange them, and 
 A value that only some ranks have does not differ if those that have it agree: the ranks of a pipeline stage
 have weights that others do not have. Shards of a tensor are compared where they are the same part of it.
 
-A digest of a tensor has 64 bits. It is computed where the tensor is, on the CPU or on a device. The bytes are
-taken as rows of 32-bit words. The digest of a row is the sum of its words times odd random weights, modulo
-2**64, so that it depends on the order of the words; the digest of the tensor is that of its rows, its dtype
-and its shape.
+A digest of a tensor is that of its dtype, shape and bytes, in CPU memory. hashlib computes it in one call
+without the interpreter's lock, for which a thread beside training may wait 5 ms after each call.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from functools import lru_cache
-from hashlib import blake2b, sha256, shake_128
+from hashlib import sha256
 from itertools import combinations
 from typing import Any
 
@@ -30,13 +27,7 @@ from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.state.tree import Document, StateTree, is_tensor, leaves_of
 from meshctl.topology.mesh import DeviceMesh
 
-ROW_WORDS = 1 << 15
-"""Words of a row: its products stay in the caches of a CPU."""
-DEVICE_ROWS = 1 << 8
-"""Rows that a device multiplies at once: 64 MiB of products."""
-
 Dims = tuple[str, ...]
-DigestOf = Callable[[Tensor], str]
 Digests = dict[str, dict[str, str]]
 """Name -> part of the value -> digest. The part is the place of a shard in its tensor; else it is empty."""
 
@@ -53,12 +44,10 @@ class Differences:
 
 def differences(tree: StateTree, mesh: DeviceMesh, world: Collective | None = None) -> Differences:
     """Compares the state of this rank with those of the others. It is a collective call of all ranks.
-    `world` is the collective of all ranks for a thread beside training, and the state is in CPU memory then;
-    None for that of torch's WORLD."""
+    `world` is the collective of all ranks; None for that of torch's WORLD."""
     if mesh.world_size == 1:
         return Differences()
-    digest = buffer_digest if world else tensor_digest
-    digests = {name: _digests_of(part, tree, digest) for name, part in leaves_of(tree.document).items()}
+    digests = {name: _digests_of(part, tree) for name, part in leaves_of(tree.document).items()}
     document = text_digest(tree.text)
     whole = text_digest(json.dumps([document, digests]))
     world = world or world_of(mesh)
@@ -77,24 +66,19 @@ def world_of(mesh: DeviceMesh) -> Collective:
     return Collective.of([sorted(mesh.ranks())], rank)
 
 
-def _digests_of(part: Document, tree: StateTree, digest: DigestOf) -> dict[str, str]:
+def _digests_of(part: Document, tree: StateTree) -> dict[str, str]:
     text = json.dumps(part)
     if not is_tensor(part):
         return {"": text_digest(text)}
-    if part[0] == "sharded":
-        return _digest_of_shard(tree.sharded[part[1]], digest)
-    return {"": text_digest(text + digest(tree.tensors[part[1]]))}
-
-
-def _digest_of_shard(tensor: Tensor, digest: DigestOf) -> dict[str, str]:
-    """Returns the place of this rank's shard and its digest; nothing for a tensor whose shards only torch
-    knows."""
+    if part[0] != "sharded":
+        return {"": text_digest(text + tensor_digest(tree.tensors[part[1]]))}
+    tensor = tree.sharded[part[1]]
     if not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is None:
-        return {}
+        return {}  # only torch knows its shards
     if any(placement.is_partial() for placement in tensor.placements):
         return {}
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return {f"{list(offset)}{list(shape)}": digest(tensor.to_local())}
+    return {f"{list(offset)}{list(shape)}": tensor_digest(tensor.to_local())}
 
 
 def compared(mesh: DeviceMesh, documents: Sequence[str], digests: Sequence[Digests]) -> Differences:
@@ -148,54 +132,15 @@ def _are_equal_at(places: Sequence[tuple[int, ...]], values: Sequence[int]) -> b
     )
 
 
-# Digests
-
-
 def text_digest(text: str) -> str:
     """Returns 16 hexadecimal digits."""
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def tensor_digest(tensor: Tensor) -> str:
     """Returns 16 hexadecimal digits, which are equal for tensors with equal dtype, shape and bytes."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    found = blake2b(f"{plain.dtype} {list(plain.shape)}".encode(), digest_size=8)
-    data = plain.reshape(-1).view(torch.uint8)
-    whole = data.numel() // 4 * 4
-    words = data[:whole]
-    if words.storage_offset() % 4:
-        words = words.clone()
-    for sums in _row_sums(words.view(torch.int32)):
-        found.update(sums.cpu().numpy().tobytes())
-    found.update(bytes(data[whole:].tolist()))
-    return found.hexdigest()
-
-
-def buffer_digest(tensor: Tensor) -> str:
-    """As `tensor_digest`, with other digits for a tensor in CPU memory. It calls one function for all
-    bytes, because a thread beside training may wait 5 ms for the interpreter's lock after each call."""
-    if tensor.device.type != "cpu":
-        return tensor_digest(tensor)
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     found = sha256(f"{plain.dtype} {list(plain.shape)}".encode())
     data: Any = plain.reshape(-1).view(torch.uint8).numpy()
     found.update(data)
     return found.hexdigest()[:16]
-
-
-def _row_sums(words: Tensor) -> list[Tensor]:
-    weights = _weights(words.device)
-    rows_at_once = 1 if words.device.type == "cpu" else DEVICE_ROWS
-    whole = words.numel() // ROW_WORDS * ROW_WORDS
-    rows = words[:whole].view(-1, ROW_WORDS)
-    starts = range(0, len(rows), rows_at_once)
-    sums = [(rows[start : start + rows_at_once] * weights).sum(dim=1) for start in starts]
-    rest = words[whole:]
-    return [*sums, (rest * weights[: rest.numel()]).sum()[None]]
-
-
-@lru_cache
-def _weights(device: torch.device) -> Tensor:
-    """Returns int64 `[ROW_WORDS]`, odd numbers that are the same in every process."""
-    data = bytearray(shake_128(b"meshctl").digest(8 * ROW_WORDS))
-    return (torch.frombuffer(data, dtype=torch.int64) | 1).to(device)

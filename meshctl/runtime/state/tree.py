@@ -39,17 +39,12 @@ NUMPY_KINDS = "biufcSUmM"
 """numpy's letters for the kinds of dtypes whose arrays are stored: no objects and no records."""
 
 
-@dataclass(frozen=True)
-class Simple:
-    """The functions that write and read the values of a type without tensors."""
-
-    tag: str
-    write: Callable[[Any], list[Any]]
-    read: Callable[..., Any]
-
-
 def _text(data: bytes | bytearray) -> list[Any]:
     return [base64.b64encode(data).decode()]
+
+
+def _bounds(value: range | slice) -> list[Any]:
+    return [value.start, value.stop, value.step]
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -59,27 +54,23 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-SIMPLE: dict[type, Simple] = {
-    bytes: Simple("bytes", _text, base64.b64decode),
-    bytearray: Simple("bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
-    complex: Simple("complex", lambda value: [value.real, value.imag], complex),
-    range: Simple("range", lambda value: [value.start, value.stop, value.step], range),
-    slice: Simple("slice", lambda value: [value.start, value.stop, value.step], slice),
-    torch.Size: Simple("torch.Size", lambda value: [list(value)], torch.Size),
-    torch.dtype: Simple(
-        "torch.dtype",
-        lambda value: [str(value).removeprefix("torch.")],
-        _dtype,
-    ),
-    torch.device: Simple("torch.device", lambda value: [str(value)], torch.device),
+SIMPLE: dict[type, tuple[str, Callable[[Any], list[Any]], Callable[..., Any]]] = {
+    bytes: ("bytes", _text, base64.b64decode),
+    bytearray: ("bytearray", _text, lambda text: bytearray(base64.b64decode(text))),
+    complex: ("complex", lambda value: [value.real, value.imag], complex),
+    range: ("range", _bounds, range),
+    slice: ("slice", _bounds, slice),
+    torch.Size: ("torch.Size", lambda value: [list(value)], torch.Size),
+    torch.dtype: ("torch.dtype", lambda value: [str(value).removeprefix("torch.")], _dtype),
+    torch.device: ("torch.device", lambda value: [str(value)], torch.device),
 }
-"""Types whose values are written as a few JSON values."""
-SIMPLE_BY_TAG = {simple.tag: simple for simple in SIMPLE.values()}
+"""Type -> the tag of its values, which are written as a few JSON values, and what writes and reads them."""
+READERS: dict[str, Callable[..., Any]] = {tag: read for tag, _, read in SIMPLE.values()}
 
 MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict", Counter: "Counter"}
 SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
 SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
-READERS: dict[str, Callable[[Any], Any]] = {
+CONTAINERS: dict[str, Callable[[Any], Any]] = {
     tag: kind for kind, tag in (*MAPPINGS.items(), *SEQUENCES.items(), *SETS.items())
 }
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple)}
@@ -170,8 +161,8 @@ def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(document, list):
         return document
     tag, *rest = document
-    if tag in SIMPLE_BY_TAG:
-        return SIMPLE_BY_TAG[tag].read(*rest)
+    if tag in READERS:
+        return READERS[tag](*rest)
     if tag == "int":
         return int(rest[0], 16)
     if tag in ("tensor", "sharded"):
@@ -184,14 +175,14 @@ def decode(document: Document, tensors: Mapping[str, Tensor]) -> Any:
     if tag == "deque":
         return deque((decode(item, tensors) for item in rest[1]), rest[0])
     if tag in MAPPINGS.values():
-        found = READERS[tag]({decode(key, tensors): decode(value, tensors) for key, value in rest[0]})
+        found = CONTAINERS[tag]({decode(key, tensors): decode(value, tensors) for key, value in rest[0]})
         if len(rest) > 1:
             found._metadata = decode(rest[1], tensors)
         return found
     if tag == "defaultdict":
         pairs = {decode(key, tensors): decode(value, tensors) for key, value in rest[1]}
         return defaultdict(FACTORIES.get(rest[0]), pairs)
-    return READERS[tag](decode(item, tensors) for item in rest[0])
+    return CONTAINERS[tag](decode(item, tensors) for item in rest[0])
 
 
 def with_values(part: Document, by_name: Mapping[str, Document], path: Path = ()) -> Document:
@@ -218,7 +209,8 @@ class _Encoder:
         if kind is int:
             return value if value.bit_length() <= MAX_DECIMAL_BITS else ["int", hex(value)]
         if kind in SIMPLE:
-            return [SIMPLE[kind].tag, *SIMPLE[kind].write(value)]
+            tag, write, _ = SIMPLE[kind]
+            return [tag, *write(value)]
         if isinstance(value, (Tensor, ShardedTensor)):
             return self._tensor(value, path)
         if isinstance(value, np.generic) and value.dtype.kind in NUMPY_KINDS:
@@ -248,17 +240,12 @@ class _Encoder:
         return [[self._key(key, path), self.part(value, (*path, str(key)))] for key, value in values.items()]
 
     def _key(self, key: Any, path: Path) -> Document:
-        if not isinstance(key, (*KEYS, np.generic)):
-            raise CheckpointError(
-                f"a key of `{name_of(path)}` is a {_type_name(key)}; keys are text, "
-                "numbers or tuples of these"
-            )
+        is_tuple = isinstance(key, tuple)
+        if not isinstance(key, (*KEYS, np.generic)) or (is_tuple and type(key) is not tuple):
+            name, kind = name_of(path), _type_name(key)
+            raise CheckpointError(f"a key of `{name}` is a {kind}; keys are text, numbers or tuples of these")
         if isinstance(key, (tuple, frozenset)):
-            if isinstance(key, tuple) and type(key) is not tuple:
-                raise CheckpointError(
-                    f"a key is a {_type_name(key)}; keys are text, numbers or tuples of these"
-                )
-            tag = "tuple" if isinstance(key, tuple) else "frozenset"
+            tag = "tuple" if is_tuple else "frozenset"
             return [tag, [self._key(item, path) for item in key]]
         return self.part(key, path)
 
@@ -269,14 +256,16 @@ class _Encoder:
             sharded: Any = value
             self._tree.sharded[name] = sharded
             return ["sharded", name]
+        reason = ""
         if value.layout is not torch.strided or value.is_nested:
             layout = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
-            raise CheckpointError(f"`{name}` is a tensor of layout {layout}: store its dense form")
-        if value.is_quantized:
-            problem = "quantized tensor: store its `int_repr()` with scale and zero point"
-            raise CheckpointError(f"`{name}` is a {problem}")
-        if value.is_meta:
-            raise CheckpointError(f"`{name}` is a tensor on the `meta` device, which has no data")
+            reason = f"tensor of layout {layout}: store its dense form"
+        elif value.is_quantized:
+            reason = "quantized tensor: store its `int_repr()` with scale and zero point"
+        elif value.is_meta:
+            reason = "tensor on the `meta` device, which has no data"
+        if reason:
+            raise CheckpointError(f"`{name}` is a {reason}")
         self._tree.tensors[name] = value.detach()
         return ["tensor", name] if value.device.type == "cpu" else ["tensor", name, value.device.type]
 
