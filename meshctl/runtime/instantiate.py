@@ -95,7 +95,11 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
     if planned is None:
         return
     modes = (declared.dispatch, declared.collect, declared.execute)
-    found = tuple(_mode_name(mode, name) for mode, name in zip(modes, planned, strict=True))
+    found = tuple(
+        # an object has the planned name if that name refers to it
+        name if mode == name or (is_user_mode(name) and imported(name) is mode) else str(mode)
+        for mode, name in zip(modes, planned, strict=True)
+    )
     if tuple(planned) != found:
         raise TargetError(
             f"component `{placed.name}`: @endpoint of {method} states dispatch, collect, execute "
@@ -103,13 +107,6 @@ def _check(placed: Placed, kind: type[Component], method: str) -> None:
             f"its source text was read as {', '.join(planned)}. Write them as literals, or state them in the "
             "recipe's stage"
         )
-
-
-def _mode_name(mode: object, planned: str) -> str:
-    """Returns the name of a mode in a decorator. An object has the planned name if that name refers to it."""
-    if isinstance(mode, str):
-        return mode
-    return planned if is_user_mode(planned) and imported(planned) is mode else repr(mode)
 
 
 def resolved(value: Any, where: str, run_dir: str = "") -> Any:

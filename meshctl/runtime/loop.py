@@ -11,8 +11,8 @@ between two steps. Where a stream may end the run, the order of stages is that o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import ExitStack
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
@@ -72,13 +72,7 @@ class Loop:
         self._sources = Sources(self._plan, context.components)
         self._data = data_ends(context)
         self._syncs = sync_ends(context)
-        self._sync_metrics = {
-            (stage.name, component): self._metrics_of(stage, component)
-            for stage in self._stages
-            if stage.kind == "sync"
-            for component in (stage.component, stage.to)
-            if component in context.components
-        }
+        self._sync_metrics: dict[tuple[str, str], StageMetrics] = {}
         self._ends: list[Channel | WeightChannel] = [*self._data.values(), *self._syncs.values()]
         self._replayed = [end for end in self._data.values() if isinstance(end, ReplayedChannel)]
         self._calls = self._calls_of(self._stages, self._data)
@@ -121,7 +115,11 @@ class Loop:
             if isinstance(call, SourceCall):
                 call.check_length()
         if streams:
-            self._expect_end_of(streams)
+            self._is_open_ended, self._order = True, StreamOrder(self._plan, streams)
+            for call in self._calls.values():
+                call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
+                if isinstance(call, SourceCall) and self._order.asked.get(call.stage.name):
+                    call.publish()
         start = self._rejoin(start, takes) if self._context.rejoining else self._open(start, takes)
         if self._context.restarts:
             ends = [end for end in self._ends if isinstance(end, ResumableChannel | ResumableWeights)]
@@ -165,13 +163,6 @@ class Loop:
         is_longer = bool(steps) and bool(shortest) and ends[shortest] >= steps
         streams = [name for name, last in zip(names, known, strict=True) if last is None]
         return streams, "" if is_longer else shortest
-
-    def _expect_end_of(self, streams: Sequence[str]) -> None:
-        self._is_open_ended, self._order = True, StreamOrder(self._plan, streams)
-        for call in self._calls.values():
-            call.keep_for(self._schedule.late_stages - self._schedule.together(call.stage))
-            if isinstance(call, SourceCall) and self._order.asked.get(call.stage.name):
-                call.publish()
 
     def _open(self, start: int, takes: Mapping[str, TakePosition]) -> int:
         """Opens all routes; consumers of weights then hold those of their producers, also after a resume.
@@ -269,14 +260,11 @@ class Loop:
         self._write_report()
 
     def _scheduled(self, step: int) -> ScheduledStep:
-        replayed = NOTHING
-        if self._replayed:
-            replayed = frozenset(end.route.source for end in self._replayed if end.due(step))
         return self._schedule.at(
             step,
             self._agreement.announced,
             is_open_ended=self._is_open_ended,
-            replayed=replayed,
+            replayed=frozenset(end.route.source for end in self._replayed if end.due(step)),
             is_cut=self._agreement.is_cut(step),
         )
 
@@ -334,13 +322,12 @@ class Loop:
         hosted = [other.name for other in self._stages if other.block == stage.block]
         if stage.name == hosted[0]:
             together = self._schedule.together(stage)
-            called = [calls[name] for name in hosted if calls[name].is_called]
             stages = [
                 BlockStage(call, call.outputs_to(running & together), call.outputs_to(running - together))
-                for call in called
+                for name in hosted
+                if (call := calls[name]).is_called
             ]
-            block = self._plan.block(stage.block)
-            run = BlockRun(block, stages, self._state, self._context.progress)
+            run = BlockRun(self._plan.block(stage.block), stages, self._state, self._context.progress)
             yield Part(run.run, run.send_end)
 
     def _write_report(self) -> None:
@@ -358,19 +345,15 @@ class Loop:
 
     def _sync(self, stage: Stage, step: int, *, is_sent: bool = True) -> None:
         """Sends weights where the sync runs, and loads those that are due."""
-        if is_sent or self._syncs[stage.name].due(step):
-            with self._syncing(stage, step) as end:
-                if is_sent:
-                    end.send(self._weights(stage), step)
-                self._load(stage, step, step)
-
-    @contextmanager
-    def _syncing(self, stage: Stage, step: int) -> Iterator[WeightChannel]:
-        """Notes the times of a sync, or of its later part."""
-        begin, end = perf_counter(), self._syncs[stage.name]
-        self._state.at, end.seconds_waited = (stage.name, step), 0.0
+        end = self._syncs[stage.name]
+        if not is_sent and not end.due(step):
+            return
+        begin, end.seconds_waited = perf_counter(), 0.0
+        self._state.at = (stage.name, step)
         self._context.progress.enter(Activity.SYNCING, self._plan.stages.index(stage), begin)
-        yield end
+        if is_sent:
+            end.send(self._weights(stage), step)
+        self._load(stage, step, step)
         spent = perf_counter() - begin - end.seconds_waited
         self._state.report.add_times(stage.name, end.seconds_waited, spent)
 
@@ -382,14 +365,15 @@ class Loop:
     def _component(self, stage: Stage, name: str) -> Component:
         """Returns a component whose method a sync calls in the running step. Numbers that the method logs are
         metrics of the sync."""
-        component, metrics = self._context.components[name], self._sync_metrics[stage.name, name]
+        component, key = self._context.components[name], (stage.name, name)
+        if key not in self._sync_metrics:
+            mesh, run = self._plan.component(name).mesh, context_of(component).run_dir
+            events, rank = self._context.events, self._context.rank
+            self._sync_metrics[key] = StageMetrics(stage, mesh, rank, self._state, events, run)
+        metrics = self._sync_metrics[key]
         metrics.begin_call()
         context_of(component).step, context_of(component).log = self._state.at[1], metrics.log
         return component
-
-    def _metrics_of(self, stage: Stage, name: str) -> StageMetrics:
-        mesh, run = self._plan.component(name).mesh, context_of(self._context.components[name]).run_dir
-        return StageMetrics(stage, mesh, self._context.rank, self._state, self._context.events, run)
 
     def _load(self, stage: Stage, step: int, until: int) -> None:
         end = self._syncs[stage.name]
@@ -427,13 +411,12 @@ class Loop:
             self._turn.during(act)()
         self._state.at = ("", step)
 
-    @contextmanager
-    def _without_passes(self) -> Iterator[None]:
+    def _without_passes(self) -> ExitStack:
         """Returns a context in which no pass calls an ordinary method of a component."""
-        with ExitStack() as stack:
-            for component in self._in_passes:
-                stack.enter_context(context_of(component).in_use)
-            yield
+        stack = ExitStack()
+        for component in self._in_passes:
+            stack.enter_context(context_of(component).in_use)
+        return stack
 
     def _cut(self, stage: Stage, step: int, is_outdated: bool = False) -> None:
         """Lets the consumers of a sync catch up with its producers, for any lag. `is_outdated` is whether the
@@ -445,7 +428,13 @@ class Loop:
 
     def _calls_of(self, stages: Iterable[Stage], data: Channels) -> dict[str, Call]:
         into_blocks = {key: end for key, end in data.items() if self._plan.is_into_block(end.route)}
-        held = {key: self._held(end) for key, end in into_blocks.items()}
+        held = dict[RouteKey, HeldInput]()
+        for key, end in into_blocks.items():
+            block = self._plan.block(self._plan.stage(end.route.target).block)
+            is_over = end.route.source == block.over
+            held[key] = (
+                MinibatchInput(end, block) if is_over else HeldInput(end, may_have_more=bool(block.over))
+            )
         calls: dict[str, Call] = {}
         last_of = {stage.block: stage.name for stage in stages}
         for stage in stages:
@@ -458,12 +447,6 @@ class Loop:
             elif stage.kind == "call":
                 calls[stage.name] = Call(stage, self._context, data, self._state, held)
         return calls
-
-    def _held(self, end: Channel) -> HeldInput:
-        block = self._plan.block(self._plan.stage(end.route.target).block)
-        if end.route.source == block.over:
-            return MinibatchInput(end, block)
-        return HeldInput(end, may_have_more=bool(block.over))
 
 
 def data_ends(context: LoopContext, closing: Set[str] | None = None) -> dict[RouteKey, Channel]:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import socket
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore
 
 from meshctl import Batch, Component, ComponentError, DeviceMesh, MeshError, copy_weights, endpoint
 from meshctl.runtime.component import Endpoint, endpoint_of
 from meshctl.runtime.instantiate import make
-from meshctl.runtime.rank_context import STARTING, Location, RankContext
+from meshctl.runtime.rank_context import Location, RankContext
 from tests import command_server
 from tests.paths import ROOT
-from tests.runtime import worlds
 from tests.runtime.plans import plan
 
 
@@ -48,16 +43,10 @@ def test_it_works_without_a_launcher() -> None:
     adder.log({"x": 1.0})
     adder.stop("nobody listens")
     assert [len(part) for part in adder.micro_batches(batch, 2)] == [2, 1]
-    assert (adder.alloc(2, 3).shape, adder.alloc(2, 3).dtype, adder.alloc(0, 5, dtype=torch.bool).shape) == (
-        (2, 3),
-        torch.float32,
-        (0, 5),
-    )
-    assert (
-        adder.alloc(batch["x"].shape).shape == (3,)
-        and adder.alloc([2, 0]).shape == (2, 0)
-        and adder.alloc(()).shape == ()
-    )
+    found = adder.alloc(2, 3)
+    assert (found.shape, found.dtype) == ((2, 3), torch.float32)
+    shapes = [adder.alloc(size).shape for size in (batch["x"].shape, [2, 0], ())]
+    assert shapes == [(3,), (2, 0), ()] and adder.alloc(0, 5, dtype=torch.bool).shape == (0, 5)
 
 
 def test_the_arguments_of_a_decorator() -> None:
@@ -89,33 +78,20 @@ raise SystemExit
     assert done.stdout == "(1, 1, 1, 1, 1) ('node', 'local') (1, 1) (1,)\n", done.stderr
 
 
-class Curious(Component):
-    def __init__(self) -> None:
-        self.seen = (self.rank, self.mesh.world_size, self.place.name)
-
-
 class Seeded(Component):
     def __init__(self) -> None:
+        self.seen = (self.rank, self.mesh.world_size, self.place.name)
         self.out, self.first = self.run_dir / "out", self.seed
         self.seed = 99  # its own, as many classes have one
 
 
-def test_the_folder_and_the_seed_of_a_run() -> None:
+def test_a_constructor_knows_its_rank_and_the_folder_and_the_seed_of_the_run() -> None:
     assert (Component().run_dir, Component().seed) == (Path(), 0)
-    token = STARTING.set(RankContext(run_dir=Path("/runs/x"), seed=7))
-    try:
-        made = Seeded()
-    finally:
-        STARTING.reset(token)
-    assert (made.out, made.first, made.seed) == (Path("/runs/x/out"), 7, 99)
-
-
-def test_a_constructor_knows_its_rank() -> None:
     placed = plan({"b": 3}, {"it": ("b", {})}, []).component("it")
-    target = f"{Curious.__module__}.Curious"
-    context = RankContext("it", placed.mesh, rank=2)
-    made = make(type(placed)(**{**vars(placed), "target": target}), [], [str(ROOT)], context)
-    assert getattr(made, "seen", None) == (2, 3, "it") and made.place is context
+    context = RankContext("it", placed.mesh, rank=2, run_dir=Path("/runs/x"), seed=7)
+    made: Any = make(replace(placed, target=f"{Seeded.__module__}.Seeded"), [], [str(ROOT)], context)
+    assert (made.out, made.first, made.seed) == (Path("/runs/x/out"), 7, 99)
+    assert made.seen == (2, 3, "it") and made.place is context
 
 
 def test_the_mesh_of_a_run_is_the_recipe_s() -> None:
@@ -180,53 +156,13 @@ def test_a_mesh_of_another_size_than_the_world_is_refused() -> None:
         component.torch_mesh  # noqa: B018
 
 
-def by_torchrun(folder: Path) -> None:
-    script = folder / "script.py"
+@pytest.mark.slow
+def test_under_torchrun_a_component_joins_the_world(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run([*torchrun, str(script), str(folder)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*torchrun, str(script), str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def by_its_variables(folder: Path) -> None:
-    """Runs the script in forks with the variables that torchrun sets."""
-    for module in worlds.LOADED_LATE:
-        importlib.import_module(module)
-    listener = socket.create_server(("127.0.0.1", 0))
-    common = {"WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 0, "TORCHELASTIC_USE_AGENT_STORE": True}
-    address = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": listener.getsockname()[1],
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    pids = []
-    for rank in range(4):
-        if pid := os.fork():
-            pids.append(pid)
-            continue
-        listener.close()
-        variables = {"RANK": rank, "LOCAL_RANK": rank, **common, **address}
-        os.environ.update({name: str(value) for name, value in variables.items()})
-        sys.argv[1:] = [str(folder)]
-        try:
-            exec(SCRIPT, {"__name__": "__main__"})
-        except BaseException:
-            (folder / f"{rank}.txt").write_text(traceback.format_exc())
-        finally:
-            os._exit(0)
-    store = TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
-    for pid in pids:
-        os.waitpid(pid, 0)
-    del store
-    assert not [path.read_text() for path in folder.glob("*.txt")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", [by_its_variables, pytest.param(by_torchrun, marks=pytest.mark.slow_suite)])
-def test_under_torchrun_a_component_joins_the_world(start: Callable[[Path], None], tmp_path: Path) -> None:
-    start(tmp_path)
     for rank in range(4):
         facts = json.loads((tmp_path / f"{rank}.json").read_text())
         assert facts[:8] == [rank, 4, rank, 4, 0, "(1, 4, 1, 1, 1)", 6.0, 4]

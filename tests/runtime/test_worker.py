@@ -17,7 +17,6 @@ from tests.command_server import call
 pytestmark = pytest.mark.slow
 
 PARTS = """
-import time
 import torch
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -100,13 +99,6 @@ class Half(Component):
         return {}
 
 
-class Unstorable(Half):
-    def state_dict(self):
-        return {"a": {"random": torch.Generator()}}
-
-    def load_state_dict(self, state): ...
-
-
 setattr(Half, "state_dict", lambda self: {})  # which cannot be read as text
 
 
@@ -115,14 +107,6 @@ class Broken(Trainer):
     def update(self, batch: Batch):
         if self.step == 2 and self.rank == 1:
             raise KeyError("nothing there")
-        return {}
-
-
-class Sleeper(Trainer):
-    @endpoint(collect="mean")
-    def update(self, batch: Batch):
-        if self.step == 2 and self.rank == 1:
-            time.sleep(600)
         return {}
 
 
@@ -240,28 +224,15 @@ def test_a_changed_dim_of_state_that_differs_is_refused_before_anything_starts(p
         "the state of `prompts` was saved with dp 2 and cannot be loaded with dp 4: "
         "`loader.position` and `random` differ along `dp`"
     )
-    assert sorted((again.folder / "events").iterdir()) == [
-        again.folder / "events" / path.name for path in sorted((part / "events").iterdir())
-    ]
+    events = [{path.name for path in (run / "events").iterdir()} for run in (part, again.folder)]
+    assert events[0] == events[1]
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (
-            "Unstorable",
-            r"step 3: .*the state of `actor` cannot be stored: `a.random` is a torch._C.Generator: store its",
-        ),
-        ("Half", "`actor` has `state_dict` and no `load_state_dict`: its state would be lost"),
-    ],
-)
-def test_state_that_would_be_lost_is_an_error_of_one_line(where: Path, target: str, message: str) -> None:
+def test_state_that_would_be_lost_is_an_error_of_one_line(where: Path) -> None:
     words = ("~components.sampler", "~pipeline.made", "~pipeline.publish", "pipeline.learnt.in=batch")
-    ran = launch(
-        where, "recipe.yaml", f"name={target.lower()}", f"components.actor._target_=parts.{target}", *words
-    )
+    ran = launch(where, "recipe.yaml", "name=half", "components.actor._target_=parts.Half", *words)
     assert ran.code == 5 and "Traceback" not in ran.err
-    assert re.search(message, ran.err), ran.err
+    assert "`actor` has `state_dict` and no `load_state_dict`: its state would be lost" in ran.err
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(where: Path, whole: Ran) -> None:
@@ -288,33 +259,10 @@ def test_an_endpoint_that_raises_is_named_once_with_its_traceback(where: Path) -
     assert "log: " in ran.err
 
 
-@pytest.mark.slow_suite
-def test_a_worker_that_does_not_advance_ends_the_run_and_is_named_with_its_stack(where: Path) -> None:
-    words = ("components.actor._target_=parts.Sleeper", "pipeline.learnt.patience=20")
-    ran = launch(where, "recipe.yaml", "name=sleeper", *words)
-    assert ran.code == 5
-    error = r"train:1 failed in stage learnt, step 2: it has not advanced for \d+ s \(`pipeline.learnt.patience`\)"
-    assert re.search(error, ran.err)
-    line = PARTS.splitlines().index("            time.sleep(600)") + 1
-    assert f"parts.py:{line} in update" in ran.err and "waits for train:1" in ran.err
-    assert "Traceback" not in ran.err
-
-
-@pytest.mark.parametrize(
-    "env",
-    [
-        pytest.param("{}", id="forked"),
-        pytest.param("{OMP_NUM_THREADS: '2'}", id="executed", marks=pytest.mark.slow_suite),
-    ],
-)
 def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hint_to_clone(
-    where: Path, env: str
+    where: Path,
 ) -> None:
-    words = (
-        "pipeline.batch.samples=4096",
-        "components.actor._target_=parts.Scribbler",
-        f"+groups.train.env={env}",
-    )
+    words = ("pipeline.batch.samples=4096", "components.actor._target_=parts.Scribbler")
     ran = launch(where, "recipe.yaml", "name=scribbler", *words)
     assert ran.code == 5
     cause = (

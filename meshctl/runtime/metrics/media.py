@@ -34,8 +34,6 @@ MAX_ROWS, MAX_COLUMNS, MAX_CELL = 1_000, 100, 10_000
 """Maximum size of a table; `MAX_CELL` is the number of characters of a text in it."""
 MAX_OF_STEP = 100
 """Maximum number of media of one stage in a step."""
-MAX_RUN_BYTES = 1 << 30
-"""Maximum number of bytes that one worker writes."""
 CHANNELS = (1, 3, 4)
 
 Content = tuple[bytes, str]
@@ -141,7 +139,6 @@ class MediaWriter:
         self._numbers: dict[str, int] = {}
         """Name -> how many of that name were written in the step."""
         self._warned: set[str] = set()
-        self._bytes = 0
 
     def write(self, name: str, media: Image | Histogram | Table, step: int) -> None:
         """Writes one image, histogram or table. What is too large, or a full disk, is a warning. Raises
@@ -156,8 +153,6 @@ class MediaWriter:
             raise type(error)(f"self.log: {name!r}: {error}") from None
         if sum(self._numbers.values()) >= MAX_OF_STEP:
             content, warning = b"", f"is left out: a stage keeps {MAX_OF_STEP} images and tables of a step"
-        elif self._bytes + len(content) > MAX_RUN_BYTES:
-            content, warning = b"", f"is left out: a worker keeps {MAX_RUN_BYTES >> 20} MiB of a run"
         if content:
             warning = self._write(name, media.kind, content, step) or warning
         if warning and name not in self._warned:
@@ -175,7 +170,6 @@ class MediaWriter:
             write_whole(path, content)
         except OSError as error:
             return f"cannot be written: {error.strerror}: {path}"
-        self._bytes += len(content)
         file = str(path.relative_to(self._run.path))
         self._events.write("media", step=step, stage=self._stage, metric=name, kind=kind, file=file)
         return ""

@@ -114,11 +114,17 @@ class StageMetrics:
         numbers."""
         if not self._is_reduced or self._has_warned or value is None:
             return
-        if other := next(other_values(value), ""):
-            self._has_warned = True
-            called = f"`{self._stage.component}.{self._stage.method}`"
-            text = f"{called} returned {other}, which is not a metric: a metric is a single number"
-            logging.getLogger("meshctl").warning(text)
+        for name, part in named_parts(value):
+            if number_of(part) is None:
+                self._has_warned = True
+                kind = "None" if part is None else f"a {type(part).__name__}"
+                if isinstance(part, Tensor):
+                    kind = f"a tensor of shape {list(part.shape)}"
+                kind += f" as `{name}`" if name else ""
+                called = f"`{self._stage.component}.{self._stage.method}`"
+                text = f"{called} returned {kind}, which is not a metric: a metric is a single number"
+                logging.getLogger("meshctl").warning(text)
+                return
 
     def _without_returned(
         self, logged: Mapping[str, float], returned: Mapping[str, float]
@@ -134,67 +140,61 @@ class StageMetrics:
         return {name: number for name, number in logged.items() if name not in returned}
 
 
-def scalars(value: Any, name: str = "") -> dict[str, float]:
-    """Returns the numbers in a value by name, without integers beyond the range of floats. The keys of nested
-    mappings are joined by a slash; a bare number is called `value`. Raises `ValueError` if two numbers
-    have one name."""
-    if value is None:
-        return {}
+def named_parts(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the parts of a value that are not mappings. The keys that lead to one are joined by a slash."""
     if isinstance(value, Mapping):
-        found: dict[str, float] = {}
         for key, item in value.items():
-            inner = scalars(item, f"{name}/{key}" if name else str(key))
-            if twice := found.keys() & inner.keys():
-                raise ValueError(f"two metrics have the name {min(twice)!r}")
-            found |= inner
-        return found
+            yield from named_parts(item, f"{name}/{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def number_of(value: Any) -> float | None:
+    """Returns a number as a float; None for what is none, or an integer beyond the range of floats."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    if not isinstance(value, (bool, int, float, Real)):
-        return {}
-    try:
-        return {name or "value": float(value)}
-    except OverflowError:
-        return {}
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, (bool, Real)) else None
+    return None
 
 
-def other_values(value: Any, name: str = "") -> Iterator[str]:
-    """Yields a description of each part of a stage's value that is not a number, and thus no metric."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from other_values(item, f"{name}/{key}" if name else str(key))
-    elif isinstance(value, Tensor) and value.numel() != 1:
-        yield f"a tensor of shape {list(value.shape)}{f' as `{name}`' if name else ''}"
-    elif not isinstance(value, (Tensor, Real)):
-        kind = "None" if value is None else f"a {type(value).__name__}"
-        yield f"{kind}{f' as `{name}`' if name else ''}"
+def scalars(value: Any) -> dict[str, float]:
+    """Returns the numbers in a value by name; a bare number is called `value`. Raises `ValueError` if two
+    numbers have one name."""
+    found: dict[str, float] = {}
+    for name, part in named_parts(value):
+        if (number := number_of(part)) is not None:
+            add_once(found, name or "value", number)
+    return found
+
+
+def add_once(numbers: dict[str, Any], name: str, number: Any) -> None:
+    """Adds a number. Raises `ValueError` if there is one of this name."""
+    if name in numbers:
+        raise ValueError(f"two metrics have the name {name!r}")
+    numbers[name] = number
 
 
 def logged_values(
-    values: Mapping[str, Any], prefix: str = ""
+    values: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[tuple[str, Image | Histogram | Table]]]:
-    """Returns the numbers that a component logs, and the media, with the names of `scalars`. Several media
-    may be in a list. Tensors are not converted, because that waits for their device. Raises `TypeError` if a
-    value is neither."""
+    """Returns the numbers that a component logs, and the media, by name. Several media may be in a list.
+    Tensors are not converted, because that waits for their device. Raises `TypeError` if a value is
+    neither."""
     numbers, media = dict[str, Any](), list[tuple[str, Image | Histogram | Table]]()
-    for key, value in values.items():
-        name, inner = f"{prefix}{key}", {f"{prefix}{key}": value}
-        items = value if isinstance(value, (list, tuple)) and value else [value]
+    for name, part in named_parts(values):
+        items = part if isinstance(part, (list, tuple)) and part else [part]
         if all(isinstance(item, (Image, Histogram, Table)) for item in items):
             media += [(name, item) for item in items]
             continue
-        if isinstance(value, Mapping):
-            inner, found = logged_values(value, f"{name}/")
-            media += found
-        elif not isinstance(value, (Tensor, bool, Real)) or (
-            isinstance(value, Tensor) and (value.numel() != 1 or value.is_complex())
+        is_tensor = isinstance(part, Tensor)
+        if not isinstance(part, (bool, Real)) and not (
+            is_tensor and part.numel() == 1 and not part.is_complex()
         ):
-            shape = f" of shape {list(value.shape)}" if isinstance(value, Tensor) else ""
+            shape = f" of shape {list(part.shape)}" if is_tensor else ""
             takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
-            raise TypeError(f"{takes}: {name!r} is a {type(value).__name__}{shape}")
-        if twice := numbers.keys() & inner.keys():
-            raise ValueError(f"two metrics have the name {min(twice)!r}")
-        numbers |= inner
+            raise TypeError(f"{takes}: {name!r} is a {type(part).__name__}{shape}")
+        add_once(numbers, name, part)
     return numbers, media
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from functools import cache
 from hashlib import sha256
 from itertools import combinations
 from typing import Any
@@ -83,7 +84,24 @@ def _digests_of(part: Document, tree: StateTree) -> dict[str, str]:
 
 def compared(mesh: DeviceMesh, documents: Sequence[str], digests: Sequence[Digests]) -> Differences:
     """Returns the differences. `documents` and `digests` are by rank."""
-    explained = _Explained(mesh)
+    dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
+    coordinates = [mesh.coordinate(rank) for rank in sorted(mesh.ranks())]
+    places = {
+        chosen: [tuple(at[dim] for dim in chosen) for at in coordinates]
+        for count in range(len(dims) + 1)
+        for chosen in combinations(dims, count)
+    }
+
+    @cache
+    def explaining(pattern: tuple[int, ...]) -> Dims:
+        return next(dims for dims in places if _are_equal_at(places[dims], pattern))
+
+    def dims_of(values: Sequence[str | None]) -> Dims:
+        """Returns the smallest set of dims such that ranks with equal coordinates in these dims have equal
+        values. None stands for a value that a rank does not have."""
+        numbers: dict[str | None, int] = {None: -1}
+        return explaining(tuple(numbers.setdefault(value, len(numbers)) for value in values))
+
     parts_of: dict[str, set[str]] = {}
     for own in digests:
         for name, parts in own.items():
@@ -92,34 +110,10 @@ def compared(mesh: DeviceMesh, documents: Sequence[str], digests: Sequence[Diges
     for name, all_parts in parts_of.items():
         found: set[str] = set()
         for part in all_parts:
-            found.update(explained.dims([own.get(name, {}).get(part) for own in digests]))
+            found.update(dims_of([own.get(name, {}).get(part) for own in digests]))
         if found:
             values[name] = tuple(dim for dim in mesh.mesh_dim_names if dim in found)
-    return Differences(explained.dims(documents), values)
-
-
-class _Explained:
-    """Finds the dims of a mesh that explain how values differ between its ranks."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        dims = [dim for dim in mesh.mesh_dim_names if mesh.size(dim) > 1]
-        coordinates = [mesh.coordinate(rank) for rank in sorted(mesh.ranks())]
-        self._candidates = [chosen for count in range(len(dims) + 1) for chosen in combinations(dims, count)]
-        self._places = {
-            chosen: [tuple(at[dim] for dim in chosen) for at in coordinates] for chosen in self._candidates
-        }
-        self._known: dict[tuple[int, ...], Dims] = {}
-
-    def dims(self, values: Sequence[str | None]) -> Dims:
-        """Returns the smallest set of dims such that ranks with equal coordinates in these dims have equal
-        values. None stands for a value that a rank does not have."""
-        numbers: dict[str | None, int] = {None: -1}
-        pattern = tuple(numbers.setdefault(value, len(numbers)) for value in values)
-        if pattern not in self._known:
-            self._known[pattern] = next(
-                dims for dims in self._candidates if _are_equal_at(self._places[dims], pattern)
-            )
-        return self._known[pattern]
+    return Differences(dims_of(documents), values)
 
 
 def _are_equal_at(places: Sequence[tuple[int, ...]], values: Sequence[int]) -> bool:
