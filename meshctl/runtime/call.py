@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from meshctl.plan.model import Block, Stage
-from meshctl.run.events import EventLog
 from meshctl.run.progress import Activity
 from meshctl.run.settings import end_of_data
 from meshctl.runtime.batch.batch import MARK, Batch, identify, numbered
@@ -98,6 +97,7 @@ class Call:
         words = context.plan.seed, stage.component, stage.name, self._data_rank
         self._seed_all = partial(seed_all, *words, device=self._context.device.type)
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
+        self._events = context.events
         has_all_checks = context.plan.run.has_all_checks
         called, is_read_only = f"{stage.component}.{stage.method}", context.transport.is_read_only
         self._named = f"`{called}`"
@@ -111,9 +111,7 @@ class Call:
             self.passes = PassValues(outward[0], collect)
         self._kept: KeptValues | None = None
         declared = endpoint_of(type(component), stage.method)
-        self._retries: Retries | None = None
-        if declared and declared.retry:
-            self._retries = Retries(declared.retry, stage, state, context.progress, context.events)
+        self._retry = declared.retry if declared else 0
         self._has_home = any(route.dispatch.home == stage.name for route in context.plan.routes)
         """True if a later stage sends the samples back to the data rank that made them."""
 
@@ -212,24 +210,57 @@ class Call:
         self._metrics.begin_call()
         self._seed(step)
         self._state.is_in_user_code = True
-        if self._retries is None:
-            value = self._endpoint(*arguments.positional, **arguments.named)
-        else:
-            endpoint = partial(self._endpoint, *arguments.positional, **arguments.named)
-            value = self._retries.call(endpoint, partial(self._begin_again, step, arguments))
+        call = partial(self._endpoint, *arguments.positional, **arguments.named)
+        value = self._repeated(call, step, arguments) if self._retry else call()
         self._state.is_in_user_code = False
         if isinstance(value, Batch) or not is_tensordict(value):
             return value
         return Batch.from_tensordict(value)
 
-    def _begin_again(self, step: int, arguments: Arguments) -> None:
-        """Prepares for a repetition of a call: its logged values are dropped, and generators are seeded as
-        at first. Raises `StageError` if the call has written into its arguments."""
-        self._metrics.drop_call()
-        self._seed(step)
-        if arguments.batches:
-            self._borrowed.end(arguments)
-            self._borrowed.begin(arguments)
+    def _repeated(self, call: Callable[[], Any], step: int, arguments: Arguments) -> Any:
+        """Returns the value of a call, which is repeated after an exception: `@endpoint(retry=2)`.
+
+        Only the rank whose call has failed repeats it, so such an endpoint must not call collectives: its
+        peers would not take part a second time. Before each repetition the borrowed batches must be
+        unchanged, the generators are seeded as at first, and what the failed call has logged is dropped. What
+        it has changed in its component stays. Raises the exception of the last call, and `StageError` if the
+        endpoint calls a collective."""
+        for failed in range(self._retry + 1):
+            try:
+                value = self._without_collectives(call)
+            except (CollectiveError, StageError):
+                raise
+            except Exception as error:
+                if failed == self._retry:
+                    raise
+                name, times = type(error).__name__, f"({failed + 1} of {self._retry})"
+                again = f"raised {name} and is called again {times}"
+                print(f"meshctl: step {step}: {self._named} {again}", file=sys.stderr)
+                self._events.write("retried", step=step, stage=self.stage.name, error=name, times=failed + 1)
+                self._metrics.drop_call()
+                self._seed(step)
+                if arguments.batches:
+                    self._borrowed.end(arguments)
+                    self._borrowed.begin(arguments)
+            else:
+                if failed:
+                    self._state.report.add_metric(self.stage.name, {"retries": float(failed)}, 1.0, "sum")
+                return value
+        raise AssertionError("the last call has returned or raised")
+
+    def _without_collectives(self, call: Callable[[], Any]) -> Any:
+        progress, name = self._progress, self._named.strip("`")
+        before = progress.torch_calls.sample()
+        progress.no_collectives_in = name
+        try:
+            return call()
+        finally:
+            progress.no_collectives_in = ""
+            if progress.torch_calls.sample()[: len(before)] != before:
+                raise StageError(
+                    f"`{name}` called a collective of its `torch_mesh`, and its `retry` may repeat "
+                    "the call on one rank only: leave out `retry`"
+                )
 
     def _seed(self, step: int) -> None:
         self._seed_all(*(step, self._state.pass_number) if self._state.pass_number else (step,))
@@ -394,65 +425,6 @@ class SourceCall(Call):
             )
 
 
-METRIC = "retries"
-"""The metric STAGE.retries: how many calls were repeated in a step, over all ranks."""
-
-
-class Retries:
-    """Calls an endpoint again after an exception: `@endpoint(retry=2)`.
-
-    Only the rank whose call has failed repeats it, so such an endpoint must not call collectives: its peers
-    would not take part a second time. Before each repetition the borrowed batches must be unchanged, the
-    generators are seeded as at first, and what the failed call has logged is dropped. What it has changed in
-    its component stays.
-    """
-
-    def __init__(
-        self, times: int, stage: Stage, state: StepState, progress: Progress, events: EventLog
-    ) -> None:
-        """`times` is how often a call is repeated."""
-        self._times, self._stage, self._state = times, stage, state
-        self._progress, self._events = progress, events
-        self._endpoint = f"{stage.component}.{stage.method}"
-
-    def call(self, endpoint: Callable[[], Any], reset: Callable[[], None]) -> Any:
-        """Returns the value of an endpoint. Repeats the call after an exception, and calls `reset` before.
-        Raises the exception of the last call, and `StageError` if the endpoint calls a collective."""
-        failed = 0
-        while True:
-            try:
-                value = self._without_collectives(endpoint)
-            except (CollectiveError, StageError):
-                raise
-            except Exception as error:
-                if failed == self._times:
-                    raise
-                failed += 1
-                name, step = type(error).__name__, self._state.report.step
-                again = f"raised {name} and is called again ({failed} of {self._times})"
-                print(f"meshctl: step {step}: `{self._endpoint}` {again}", file=sys.stderr)
-                self._events.write("retried", step=step, stage=self._stage.name, error=name, times=failed)
-                reset()
-            else:
-                if failed:
-                    self._state.report.add_metric(self._stage.name, {METRIC: float(failed)}, 1.0, "sum")
-                return value
-
-    def _without_collectives(self, endpoint: Callable[[], Any]) -> Any:
-        progress = self._progress
-        before = progress.torch_calls.sample()
-        progress.no_collectives_in = self._endpoint
-        try:
-            return endpoint()
-        finally:
-            progress.no_collectives_in = ""
-            if progress.torch_calls.sample()[: len(before)] != before:
-                raise StageError(
-                    f"`{self._endpoint}` called a collective of its `torch_mesh`, and its `retry` may repeat "
-                    "the call on one rank only: leave out `retry`"
-                )
-
-
 class RepeatedSource(SourceCall):
     """The source of a block. It begins with its first sample each time."""
 
@@ -546,7 +518,7 @@ class BlockRun:
         has_ended = False
         while not has_ended:
             self._state.pass_number += 1
-            self._progress.next_pass()
+            self._progress.next_pass(self._block.name)
             for call, inner, _ in self._stages:
                 has_ended |= call.run_once(inner, step)
         self._state.pass_number -= 1  # the last one had no samples

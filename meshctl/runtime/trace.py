@@ -74,11 +74,9 @@ class Tracer:
         self._activity: _Open | None = None
         self._left = 0.0
         """The end of the last activity."""
-        self._background: dict[int, _Open] = {}
-        """Thread -> its span. Other threads than the main one have one at a time."""
         self._number = 0
         self._block = ""
-        """The block of the last activity."""
+        """The block of the last pass."""
         self._passes: dict[str, int] = {}
         """Block -> the number of its passes in this step."""
 
@@ -120,7 +118,7 @@ class Tracer:
     def end(self) -> None:
         """Writes the recorded spans, and records nothing from now on."""
         if self.is_on:
-            self._write(is_cut=True)
+            self._write()
             self._close()
 
     def _close(self) -> None:
@@ -134,12 +132,10 @@ class Tracer:
         print(f"meshctl: the trace is not written: {error.strerror}: {self._path}", file=sys.stderr)
         self._close()
 
-    def _write(self, *, is_cut: bool = False) -> None:
-        """Writes the spans of a step. Those that have not ended end now if it `is_cut`."""
+    def _write(self) -> None:
+        """Writes the spans of a step, which ends now."""
         now = perf_counter()
         self._end_pass(now)
-        for thread in list(self._background) if is_cut else ():
-            self._end_background(thread, now)
         if opened := self._step:
             self._step = None
             self.add(*opened, now)
@@ -164,13 +160,9 @@ class Tracer:
         found = SPANS.get(activity)
         if found is None or stage < 0:
             return
-        name, block = self._stages[stage].name, self._stages[stage].block
-        if self._pass and self._pass.name and self._block != block:
+        name = self._stages[stage].name
+        if self._block != self._stages[stage].block:
             self._end_pass(now)
-        elif self._pass and not self._pass.name:
-            self._passes[block] = self._passes.get(block, 0) + 1
-            self._pass = self._pass._replace(name=f"{block} pass {self._passes[block]}")
-        self._block = block
         self._activity = _Open(found[0], found[1].format(name), max(now, self._left))
         if self._profiler and activity is Activity.CALLING:
             self._profiler.enter(name)
@@ -183,18 +175,19 @@ class Tracer:
             if self._profiler:
                 self._profiler.leave()
 
-    def next_pass(self) -> None:
+    def next_pass(self, block: str) -> None:
         """Begins a pass of a `repeat` block."""
         if self.is_on:
             now = perf_counter()
             self._end_pass(now)
-            self._pass = _Open("pass", "", now)
+            number = self._passes[block] = self._passes.get(block, 0) + 1
+            self._block, self._pass = block, _Open("pass", f"{block} pass {number}", now)
 
     def _end_pass(self, now: float) -> None:
         self.leave(now)
         if opened := self._pass:
             self._pass = None
-            self.add(opened.category, opened.name or "pass", opened.begin, now)
+            self.add(*opened, now)
 
     # Spans
 
@@ -212,24 +205,19 @@ class Tracer:
     @contextmanager
     def span(self, category: str, name: str) -> Iterator[None]:
         """Records the `with` block as one span, from any thread."""
-        thread, opened = threading.get_ident(), _Open(category, name, perf_counter())
-        if self.is_on and thread == self._thread:
-            self._end_pass(opened.begin)
-        elif self.is_on:
-            self._background[thread] = opened
+        begin, is_main = perf_counter(), threading.get_ident() == self._thread
+        if self.is_on and is_main:
+            self._end_pass(begin)
         try:
             yield
         finally:
-            if self.is_on and thread == self._thread:
-                self.leave(perf_counter())
-                self.add(*opened, perf_counter())
+            now = perf_counter()
+            if self.is_on and is_main:
+                self.leave(now)
+                self.add(category, name, begin, now)
             elif self.is_on:
-                self._end_background(thread, perf_counter())
-
-    def _end_background(self, thread: int, now: float) -> None:
-        if opened := self._background.pop(thread, None):
-            name = next((one.name for one in threading.enumerate() if one.ident == thread), "")
-            self._spans.append((name.partition("_")[0], *opened, now, None))
+                thread = threading.current_thread().name.partition("_")[0]
+                self._spans.append((thread, category, name, begin, now, None))
 
 
 class Profiler:

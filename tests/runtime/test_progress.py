@@ -30,7 +30,7 @@ def two_groups() -> Plan:
 def test_a_record_has_the_position_of_the_worker() -> None:
     progress = Progress(attempt=2)
     progress.begin_step(7)
-    progress.next_pass()
+    progress.next_pass("eval")
     progress.enter(Activity.CALLING, 3, 12.5)
     assert progress.record == Record(Activity.CALLING, 2, 7, 0, 1, 3, 12.5)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from meshctl.run.events import Event, EventLog
+from meshctl.run.events import Event
 from meshctl.runtime.batch.batch import Batch
-from meshctl.runtime.call import Retries
 from meshctl.runtime.component import Component, ComponentError, endpoint
 from meshctl.runtime.errors import CollectiveError, StageError
-from meshctl.runtime.loop_context import StepState
+from meshctl.runtime.loop_context import LoopContext
 from meshctl.runtime.progress import Progress
+from meshctl.runtime.rank_context import RankContext
 from tests.runtime import in_process
 from tests.runtime.pipelines import Source
 from tests.runtime.plans import call, plan
@@ -130,21 +131,20 @@ def test_a_call_that_wrote_into_its_arguments_is_not_repeated() -> None:
     assert isinstance(error, StageError) and "wrote into column `x`" in str(error)
 
 
-def test_a_collective_in_such_a_call_is_an_error() -> None:
+class Summing(Flaky):
+    @endpoint(collect="mean", retry=1)
+    def update(self, batch: Batch) -> dict[str, float]:
+        with self.place.progress.calls_of("learner:dp").call(("all_reduce",)):
+            raise ConnectionError
+
+
+def test_a_collective_in_such_a_call_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Progress()
-    calls = progress.calls_of("learner:dp")
-    retries = Retries(2, call("update", "learner.update", "batch"), StepState(), progress, Ignored())
-    with pytest.raises(CollectiveError, match=r"`learner\.update` calls a collective, and"):
-        retries.call(lambda: calls.call(("all_reduce",)), lambda: pytest.fail("it was repeated"))
-    with calls.call(("all_reduce",)):
-        assert calls.count == 1
-
-
-class Ignored(EventLog):
-    def write(
-        self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
-    ) -> None:
-        pass
+    monkeypatch.setattr(Summing, "place", RankContext(progress=progress))
+    monkeypatch.setattr(in_process, "LoopContext", partial(LoopContext, progress=progress))
+    [error] = run(lambda: Summing(0, [])).faults.values()
+    assert isinstance(error, CollectiveError)
+    assert str(error).startswith("`learner.update` calls a collective, and its `retry` may repeat")
 
 
 @pytest.mark.parametrize("retry", [-1, True, "2", 1.5])

@@ -241,17 +241,15 @@ class Collective:
         """Returns every rank's tensor, by rank, on the rank `destination`, and None on the others."""
         self._check("gather", tensor)
         destination = self._peer("gather", destination)
-        data, is_destination = tensor.detach(), self.rank == destination
+        data, shape, size = tensor.detach(), tensor.shape, tensor.numel()
+        if self._group is None:
+            return [data.clone()]
         with self._calls.call(("gather", destination, data.dtype, extent(data))):
-            if self._group is None or not data.numel():
-                return [data.clone() for _ in self.ranks] if is_destination else None
-            sent = _bytes(self._carried(data))
-            received = [torch.empty_like(sent) for _ in self.ranks] if is_destination else None
-            dist.gather(sent, received, self.ranks[destination], group=self._group)
-        if received is None:
-            return None
-        parts = [part.view(data.dtype).view(data.shape).to(data.device) for part in received]
-        return [parts[number] for number in self._torch_ranks]
+            counts = [size * (rank == destination) for rank in range(self.size)]
+            received = [size * (self.rank == destination)] * self.size
+            flat = self._exchanged(data.reshape(-1), counts, received)
+        parts = torch.split(flat, received)
+        return [part.view(shape) for part in parts] if self.rank == destination else None
 
     def scatter(self, tensors: Sequence[Tensor] | None = None, source: int = 0) -> Tensor:
         """Returns this rank's tensor of the list that the rank `source` gives; the others give None.
@@ -268,12 +266,11 @@ class Collective:
         form = [list(parts[0].shape), _name(parts[0].dtype), parts[0].device.type] if parts else None
         with self._calls.call(("scatter", source)):
             shape, dtype, kind = self.broadcast_object(form, source)
-            device = parts[0].device if parts else self._received_device(kind)
-            received = torch.empty(shape, dtype=getattr(torch, dtype), device=self._carrier(device))
-            if received.numel():
-                order = [_bytes(self._carried(parts[number])) for number in self._order] if parts else None
-                dist.scatter(_bytes(received), order, self.ranks[source], group=self._group)
-            return received.to(device)
+            none = torch.empty(0, dtype=getattr(torch, dtype), device=self._received_device(kind))
+            flat = torch.cat([part.reshape(-1) for part in parts]) if parts else none
+            size = prod(shape)
+            received = [size * (rank == source) for rank in range(self.size)]
+            return self._exchanged(flat, [size * bool(parts)] * self.size, received).view(shape)
 
     def all_to_all(self, tensors: Sequence[Tensor], *, uneven: bool = False) -> list[Tensor]:
         """Sends the i-th tensor to the i-th rank. Returns the tensors that the ranks sent to this one, by
