@@ -22,6 +22,7 @@ from meshctl.plan.model import Plan
 from meshctl.plan.node_sets import number_of
 from meshctl.run.directory import RunDir
 from meshctl.run.process import IN_JOB
+from meshctl.run.reading import DAMAGED
 
 QUIET = "TORCH_CPP_LOG_LEVEL", "ERROR"
 """torch reads this variable when it is imported. Otherwise each worker whose address has no name warns of
@@ -50,8 +51,12 @@ def agent(
         return refuse(f"the recipe's folder cannot be unpacked: {error}", REFUSED)
     run, token = RunDir.of_plan(path), os.environ.pop(TOKEN_VARIABLE, "")
     node, wrong = placed(path, place)
-    if wrong or (head and problem_of(head)):
-        return refuse(wrong or f"--head must be HOST:PORT, not {head!r}")
+    if wrong:
+        return refuse(wrong)
+    try:
+        split(head or "127.0.0.1:1")
+    except ValueError:
+        return refuse(f"--head must be HOST:PORT, not {head!r}")
     began = time.monotonic()
     head = head or published_head(run, wait_s)
     if not head:
@@ -79,26 +84,17 @@ def agent(
     return serve(job, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP), asks)
 
 
-def problem_of(head: str) -> str:
-    """Returns why a text is no address; empty if it is one."""
-    try:
-        split(head)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def published_head(run: RunDir, wait_s: float) -> str:
     """Returns the address that the head of a run has written; empty if there is none within `wait_s`
     seconds."""
     until = time.monotonic() + wait_s
     while True:
-        try:
-            address = str(json.loads(run.head.read_text(encoding="utf-8"))["address"])
-        except (OSError, ValueError, KeyError, TypeError):
-            address = ""
-        is_over = time.monotonic() >= until
-        if address and not problem_of(address) and (is_over or _answers(address)):
+        address, is_over = "", time.monotonic() >= until
+        with suppress(OSError, *DAMAGED):
+            found = json.loads(run.head.read_text(encoding="utf-8"))["address"]
+            split(found)
+            address = found
+        if address and (is_over or _answers(address)):
             return address
         if is_over:
             return ""

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from textwrap import wrap
 
 from meshctl.cli import launch
 from meshctl.cli.launch import requirements_of
@@ -31,8 +30,6 @@ from meshctl.text.redaction import command_line, redact
 from meshctl.view.reports.text import shown
 
 REFUSED, INTERRUPTED = 4, 130
-NO_TERMINAL, WIDEST = 80, 120
-"""Columns."""
 
 
 def doctor(recipe: str, overrides: list[str], format: str, run: bool = False) -> int:
@@ -87,8 +84,7 @@ def show(checks: tuple[Check, ...], format: str) -> None:
     if format == "json":
         write(json.dumps(as_data(checks), indent=2) + "\n", sys.stdout)
         return
-    columns = shutil.get_terminal_size((NO_TERMINAL, 24)).columns if sys.stdout.isatty() else NO_TERMINAL
-    write(table(checks, width=min(WIDEST, columns), color=has_color(sys.stdout)), sys.stdout)
+    write(table(checks, has_color(sys.stdout)), sys.stdout)
 
 
 # All paths between the workers of this machine (`--run`): launches of a recipe with known values, whose
@@ -146,43 +142,28 @@ def check_of(title: str, folder: Path, code: int) -> Check:
     return Check("paths", title, "failure", cause[:MAX_CAUSE_CHARS], remedy)
 
 
-# The table: a line for each check, wrapped to the width, and the remedy below a problem
+# The table: a line for each check, and the remedy below a problem
 #
 # network
-#   ok       loopback      127.0.0.1 answers
-#   warning  host name     `box` is not found
-#                          -> add `127.0.1.1 box` to /etc/hosts
+#   ok       loopback   127.0.0.1 answers
+#   warning  host name  `box` is not found
+#            -> add `127.0.1.1 box` to /etc/hosts
 
 COLORS = {"ok": "32", "warning": "33;1", "failure": "31;1"}
-INDENT, GAP = "  ", 2
-MIN_WIDTH = 20
-"""Minimum width of the column with findings."""
 
 
-def table(checks: Sequence[Check], *, width: int = 80, color: bool = False) -> str:
+def table(checks: Sequence[Check], color: bool = False) -> str:
     """Returns the table. Its last line has the number of checks with each result."""
     names = max((len(check.name) for check in checks), default=0)
-    lines, counts = list[str](), tally(checks)
+    lines, counts, width = list[str](), tally(checks), max(map(len, STATES))
     for subject, found in groupby(checks, lambda check: check.subject):
-        lines += [subject, *(line for check in found for line in _rows(check, names, width, color)), ""]
+        lines.append(subject)
+        for check in found:
+            state = f"{check.state:{width}}"
+            mark = f"\x1b[{COLORS[check.state]}m{state}\x1b[0m" if color else state
+            lines.append(f"  {mark}  {check.name:{names}}  {shown(check.found)}".rstrip())
+            lines += [f"  {' ' * width}  -> {shown(check.remedy)}"] * bool(check.remedy)
+        lines.append("")
     ends = [f"{counted(len(checks), 'check')}: {counts['ok']} ok"]
     ends += [counted(number, state) for state, number in counts.items() if state != "ok" and number]
     return "\n".join([*lines, ", ".join(ends), ""])
-
-
-def _rows(check: Check, names: int, width: int, color: bool) -> Iterator[str]:
-    state = max(map(len, STATES))
-    before = len(INDENT) + state + GAP + names + GAP
-    room = max(MIN_WIDTH, width - before)
-    lines = _wrapped(check.found, room) or [""]
-    mark = f"\x1b[{COLORS[check.state]}m{check.state}\x1b[0m" if color else check.state
-    gap = " " * (state - len(check.state) + GAP)
-    yield f"{INDENT}{mark}{gap}{check.name:{names + GAP}}{lines[0]}".rstrip()
-    yield from (" " * before + line for line in lines[1:])
-    for number, line in enumerate(_wrapped(check.remedy, room - 3)):
-        yield " " * before + ("   " if number else "-> ") + line
-
-
-def _wrapped(text: str, room: int) -> list[str]:
-    """Returns lines without breaking long words, so that a path or a command can be copied."""
-    return wrap(shown(text), room, break_long_words=False, break_on_hyphens=False)

@@ -1,9 +1,5 @@
 """Launches in forks of this process.
 
-A launch is prepared in two processes: a fork reads the recipe while this process imports torch.
-Each takes almost a second on one core; in parallel, a launch waits only for the longer one. If the recipe has
-errors, this process exits at once, even during its import, because no other process has been started by then.
-
 With `--detach` the launcher continues in a new session, so that it survives the terminal. The process that
 the user has called waits until the run directory exists, which is after the checks of the recipe and of the
 machine, and reports it. Until then the launcher has the terminal, so its errors appear there, and its exit
@@ -23,49 +19,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from meshctl.cli.output import failed, write
-from meshctl.engines.node import termination
 from meshctl.engines.node.forkserver import flush
 from meshctl.engines.supervise.signals import Signals
 from meshctl.run.directory import RUNS, RunDir
 from meshctl.run.finding import name_of
 from meshctl.run.process import die_with
-
-
-def run_in_fork(work: Callable[[], tuple[int, str]], meanwhile: Callable[[], None]) -> str:
-    """Runs `work` in a fork and `meanwhile` in this process. Returns the text of `work`. If the exit code of
-    `work` is not 0, this process exits with it."""
-    flush()
-    interrupt_handler = signal.getsignal(signal.SIGINT)
-    # Python may drop a KeyboardInterrupt that is raised in a destructor.
-    if interrupt_handler != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reader)
-        run_and_exit(lambda: _work(work, writer))
-    os.close(writer)
-    child_handler = signal.signal(signal.SIGCHLD, lambda *_: _exit_like(child))
-    try:
-        meanwhile()
-        with os.fdopen(reader, encoding="utf-8") as pipe:
-            text = pipe.read()
-    finally:
-        signal.signal(signal.SIGCHLD, child_handler)
-        signal.signal(signal.SIGINT, interrupt_handler)
-    _exit_like(child, os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT))
-    os.waitpid(child, 0)
-    return text
-
-
-def _work(work: Callable[[], tuple[int, str]], writer: int) -> int:
-    try:
-        code, text = work()
-        with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-            pipe.write(text)
-    except BrokenPipeError:
-        return 1  # the parent has exited
-    return code
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
@@ -82,17 +40,6 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
             flush()
         finally:
             os._exit(code)
-
-
-def _exit_like(child: int, ended: os.waitid_result | None = None) -> None:
-    """Exits with the child's exit code or signal, unless the child exited with 0 or still runs."""
-    ended = ended or os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if not ended or not ended.si_status:
-        return
-    if ended.si_code == os.CLD_EXITED:
-        os._exit(ended.si_status)
-    os.write(2, f"error: reading the recipe was {termination.name_of(-ended.si_status)}\n".encode())
-    os._exit(128 + ended.si_status)
 
 
 class LaunchProcess:

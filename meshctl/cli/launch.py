@@ -3,21 +3,21 @@ a summary."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
 from meshctl.cli import without_collection
-from meshctl.cli.forks import LaunchProcess, run_in_fork
+from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.launch_options import (
     DebuggedWorker,
     check_workers,
@@ -53,7 +53,7 @@ from meshctl.plan.model import Group, Plan
 from meshctl.recipe.rules.memory import checkpoint_bytes_of, copy_bytes_of, memory_of
 from meshctl.recipe.tracker_fields import EXTRA, LIBRARIES
 from meshctl.run.best import EarlyStopping
-from meshctl.run.checkpoints import NoWholeCheckpoint, WholeCheckpoint, steps_of
+from meshctl.run.checkpoints import NoWholeCheckpoint, steps_of
 from meshctl.run.directory import EngineChoice, RunDir, Start
 from meshctl.run.events import Journal, Observer
 from meshctl.run.launcher import record_git_state, record_launch
@@ -108,8 +108,11 @@ def launch(
         check_unheld(RunDir(Path(recipe)))
     except RunHeld as error:
         return refuse(error, REFUSED)
-    prepared = run_in_fork(lambda: serialize(*prepare(recipe, overrides, options)), import_torch)
-    ready = deserialize(prepared)
+    with interrupted_at_once():
+        code, ready = prepare(recipe, overrides, options)
+        if code or ready is None:
+            return code
+        import_torch()
     if ready.resume and (why_over := reason_of_end(ready.plan, ready.resume, ready.whole.step)):
         print(f"{ready.resume.path}: the run is complete: {why_over}")
         return 0
@@ -228,23 +231,17 @@ def with_checkpoint(ready: Launchable, run: RunDir) -> Launchable:
     return replace(ready, whole=whole, report=ready.report.plus(resumed.diagnostics()))
 
 
-def serialize(code: int, ready: Launchable | None) -> tuple[int, str]:
-    """Returns the exit code and the prepared recipe as text, for the process that starts it."""
-    if ready is None:
-        return code, ""
-    run = str(ready.resume.path) if ready.resume else ""
-    whole = [str(ready.whole.path or ""), ready.whole.step, ready.whole.warning]
-    start, needs = asdict(ready.start), asdict(ready.needs or Needs())
-    return code, json.dumps([ready.plan.to_json(), ready.composed, ready.path, run, whole, start, needs])
-
-
-def deserialize(text: str) -> Launchable:
-    plan, composed, path, run, (saved, step, warning), given_start, given_needs = json.loads(text)
-    start, needs = Start.from_json(given_start), Needs(**given_needs)
-    resume = RunDir(Path(run)) if run else None
-    whole = WholeCheckpoint(Path(saved) if saved else None, step, warning)
-    made = Launchable(Plan.from_json(plan), composed, tuple(path), Report(), resume, whole, start=start)
-    return replace(made, needs=needs)
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Context manager in which Ctrl-C ends this process, which has started no other one. Python may drop a
+    KeyboardInterrupt that is raised in a destructor."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def import_torch() -> None:

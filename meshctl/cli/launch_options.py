@@ -35,7 +35,7 @@ from meshctl.recipe.compose.folders import is_dir
 from meshctl.run.directory import Recorded, Start
 from meshctl.run.events import Event, Observer
 from meshctl.run.logs import workers_named
-from meshctl.run.reading import decoded, opened
+from meshctl.run.reading import DAMAGED, decoded, opened
 from meshctl.text.english import counted, did_you_mean, listed
 from meshctl.topology.modes import Route
 
@@ -56,10 +56,7 @@ def narrow_to_group(
     left = only(plan, group, folders)
     if left.missing:
         lacking = listed(route.name for route in left.missing)
-        each = "it" if len(left.missing) == 1 else "each"
-        raise Refusal(
-            f"group `{group}` takes {lacking} from other groups: give --replay ROUTE=DIR for {each}"
-        )
+        raise Refusal(f"group `{group}` takes {lacking} from other groups: give --replay ROUTE=DIR")
     recorded = {name: _recording_of(folder, route) for name, (route, folder) in folders.items()}
     start, last = _steps(plan, recorded)
     steps = min(last, plan.run.steps or last)
@@ -105,11 +102,8 @@ def _folders(plan: Plan, group: str, words: Sequence[str]) -> dict[str, tuple[Ro
         routes = [route for route in taken if name in (route.name, route.source)]
         if not routes:
             options = dict.fromkeys(word for route in taken for word in (route.name, route.source))
-            nothing = f"group `{group}` takes nothing from others"
-            if any(name in (route.name, route.source) for route in plan.routes):
-                wrong = f"`{name}` does not come from another group"
-                raise Refusal(f"{wrong}; {did_you_mean('', options) or nothing}")
-            raise Refusal(f"route `{name}` does not exist; {did_you_mean(name, options) or nothing}")
+            known = did_you_mean(name, options) or f"group `{group}` takes nothing from others"
+            raise Refusal(f"no route `{name}` comes from another group; {known}")
         for route in routes:
             if route.name in found:
                 raise Refusal(f"--replay names route `{route.name}` twice")
@@ -125,15 +119,11 @@ def _recording_of(folder: Path, route: Route) -> Recorded:
         for path in (folder / "recorded" / route.source, folder / route.source, folder):
             if (recorded := Recorded(path.resolve())).folders():
                 return recorded
-        inside = folder / "recorded" if (folder / "recorded").is_dir() else folder
-        there = sorted(path.name for path in inside.iterdir() if Recorded(path).folders())
-        help = f": start the run to be replayed with run.record=[{route.source}]"
-        others = f", only of {listed(there)}" if there else help
-        raise CannotStart(f"{folder} has no recording of `{route.source}`{others}")
     except OSError as error:
-        raise CannotStart(
-            f"`{route.name}` cannot be replayed: {folder} cannot be read: {why(error)}"
-        ) from None
+        problem = f"{folder} cannot be read: {why(error)}"
+        raise CannotStart(f"`{route.name}` cannot be replayed: {problem}") from None
+    help = f"start the run to be replayed with run.record=[{route.source}]"
+    raise CannotStart(f"{folder} has no recording of `{route.source}`: {help}")
 
 
 def _steps(plan: Plan, recorded: Mapping[str, Recorded]) -> tuple[int, int]:
@@ -166,12 +156,8 @@ def _header_of(file: Path) -> dict[str, str]:
             length = int.from_bytes(data.read(8), "little")
             head = decoded(data.read(min(length, HEADER_BYTES_MAX)).decode())
         return {str(key): str(value) for key, value in head["__metadata__"].items()}
-    except OSError as error:
-        raise CannotStart(f"{file} cannot be read: {why(error)}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CannotStart(
-            f"{file} is not a recording: it does not begin with the header of a recording"
-        ) from None
+    except (OSError, *DAMAGED):
+        raise CannotStart(f"{file} is not a recording: it has no header of one") from None
 
 
 # Workers that options name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshctl.cli.output import refuse
 from meshctl.run.directory import RunDir
-from meshctl.run.mirror import changes, known_of
+from meshctl.run.mirror import changes
 
 
 def mirror(path: Path) -> int:
@@ -21,7 +21,8 @@ def mirror(path: Path) -> int:
     if not run.plan.is_file():
         return refuse(f"{path} is not a run directory")
     try:
-        known = known_of(json.loads(sys.stdin.readline()))
+        copied = json.loads(sys.stdin.readline())
+        known = {str(name): [int(size), int(checksum)] for name, (size, checksum) in copied.items()}
     except (ValueError, TypeError, AttributeError):
         return refuse("the standard input must be a JSON object of {NAME: [BYTES, CHECKSUM]}")
     began = time.time()

@@ -62,12 +62,6 @@ def changes(run: RunDir, known: Known) -> Iterator[dict[str, Any]]:
     yield {"end": True}
 
 
-def known_of(data: Any) -> Known:
-    """Returns the files of a copy from plain data. Raises `ValueError`, `TypeError` or `AttributeError` for
-    something else."""
-    return {str(name): [int(size), int(checksum)] for name, (size, checksum) in data.items()}
-
-
 def _checksum(name: str, file: BinaryIO, size: int) -> int:
     """Returns the checksum of the first `size` bytes of a file, or of their end."""
     start = 0 if name in REWRITTEN else max(0, size - TAIL_BYTES)

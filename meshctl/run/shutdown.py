@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
+from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.network.control_store import Store, StoreLost
@@ -151,7 +152,12 @@ class StopAgreement:
         self.has_failed = False
         """True if the run ends without a last checkpoint and without its stages at the end. It is known
         before any worker begins the last step."""
-        self._limit = self._last = self._announced = ENDLESS
+        self.last = ENDLESS
+        """The last step as far as it is known; `ENDLESS` before that."""
+        self.announced = ENDLESS
+        """The last step where it is known before any worker begins it, so that all workers see the same in
+        that step."""
+        self._limit = ENDLESS
         self._awaited: set[str] = set()
         """The decisions for which a worker that has answered waits: `stop`, `save`."""
         self._received = 0
@@ -159,17 +165,6 @@ class StopAgreement:
         self._cuts: set[int] = set()
         """The steps after which requested checkpoints are saved, from the running step on."""
         threading.Thread(target=self._listen, daemon=True, name="ending").start()
-
-    @property
-    def last(self) -> int:
-        """The last step as far as it is known; `ENDLESS` before that."""
-        return self._last
-
-    @property
-    def announced(self) -> int:
-        """The last step where it is known before any worker begins it, so that all workers see the same in
-        that step."""
-        return self._announced
 
     def is_cut(self, step: int) -> bool:
         """Returns whether a requested checkpoint is saved after a step that this worker has begun."""
@@ -186,16 +181,14 @@ class StopAgreement:
         for source, steps_of in batches.items():
             self._store.set(f"batches/{source}", json.dumps(steps_of))
         keys = [f"batches/{source}" for source in sources]
-        if keys:
-            self._store.wait(keys, FOREVER)  # other workers may still be in setup
-        known = [json.loads(self._store.get(key)) for key in keys]
+        known = [self._awaited_value(key) for key in keys]  # other workers may still be in setup
         planned = min(
             [known_steps for known_steps in known if known_steps is not None] + ([steps] if steps else []),
             default=ENDLESS,
         )
         with self._changed:
-            self._last = min(self._last, planned)
-            self._announced = min(self._announced, planned)
+            self.last = min(self.last, planned)
+            self.announced = min(self.announced, planned)
         return known
 
     def length_on_first(self, source: str, length: int | None, *, is_first: bool) -> int | None:
@@ -205,18 +198,21 @@ class StopAgreement:
         if is_first:
             self._store.set(key, json.dumps(length))
             return length
-        self._store.wait([key], FOREVER)
-        found: int | None = json.loads(self._store.get(key))
+        found: int | None = self._awaited_value(key)
         return found
+
+    def _awaited_value(self, key: str) -> Any:
+        self._store.wait([key], FOREVER)
+        return json.loads(self._store.get(key))
 
     def begin(self, step: int) -> bool:
         """Returns whether this step is part of the run. It waits only while a last step is being agreed."""
         with self._lock:
-            while self._limit < step <= self._last:
+            while self._limit < step <= self.last:
                 self._changed.wait()
-            if step <= self._last:
+            if step <= self.last:
                 self._begun = step
-            return step <= self._last
+            return step <= self.last
 
     def await_words(self, number: int) -> None:
         """Waits until the first `number` announcements of the launcher are processed. For a worker that
@@ -238,8 +234,7 @@ class StopAgreement:
         """Returns whether a stream had data in its call with this number. It waits for the call. `readers` is
         the number of workers that ask for each call."""
         key = f"given/{stream}/{number}"
-        self._store.wait([key], FOREVER)
-        has_data: bool = json.loads(self._store.get(key))
+        has_data: bool = self._awaited_value(key)
         if number % KEPT_CALLS == 0 and self._store.add(f"read/{stream}/{number}", 1) == readers:
             for old in range(number - KEPT_CALLS, number):
                 self._store.delete_key(f"given/{stream}/{old + 1}")
@@ -280,11 +275,11 @@ class StopAgreement:
         if what == "saved":
             self._cuts = {step, *(one for one in self._cuts if one >= self._begun)}
         elif what == "last":
-            self._announced = min(self._announced, step)
-        elif what == "failed" and step <= self._announced:
-            self._announced, self.has_failed = ENDLESS, True
+            self.announced = min(self.announced, step)
+        elif what == "failed" and step <= self.announced:
+            self.announced, self.has_failed = ENDLESS, True
         if what != "saved":
-            self._last = min(self._last, step)
+            self.last = min(self.last, step)
         self._awaited.discard("save" if what == "saved" else "stop")
         if not self._awaited:
             self._limit = ENDLESS

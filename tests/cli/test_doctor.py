@@ -111,10 +111,10 @@ def test_the_table_and_the_json_of_one_examination_agree(
     found = output(capsys, "far.yaml")[1]
     doctor("far.yaml", [], "text")
     table = capsys.readouterr().out
-    assert max(map(len, table.splitlines())) <= 80 and "\x1b" not in table
+    assert "\x1b" not in table
     for check in found["checks"]:
         assert f"  {check['state']:<7}  {check['name']} " in table
-        assert check["found"] in " ".join(table.split())
+        assert check["found"] in table
 
 
 def test_this_machine(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

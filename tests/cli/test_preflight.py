@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from meshctl.cli.launch import Options, deserialize, prepare, requirements_of, serialize
+from meshctl.cli.launch import Options, prepare, requirements_of
 from meshctl.cli.load import plan_of
 from meshctl.engines.checks import devices, machine
 from meshctl.engines.checks.device_files import torch_build
@@ -151,11 +151,9 @@ def test_the_checkpoints_on_the_disk_at_a_time(overrides: str, count: int) -> No
 
 
 def test_this_machine_starts_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """The needs of the recipe survive the pipe between the fork that reads it and its parent."""
     code, ready = prepare("recipe.yaml", [], Options())
     assert (code, capsys.readouterr().err) == (0, "") and ready is not None and ready.needs is not None
-    needs = deserialize(serialize(code, ready)[1]).needs
-    assert needs is not None and needs.worker_bytes["train"] > 0 and needs == ready.needs
+    assert ready.needs.worker_bytes["train"] > 0
 
 
 def test_disks_that_are_small_full_or_read_only_and_memory_for_nccl(here: Path) -> None:

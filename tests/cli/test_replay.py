@@ -171,9 +171,9 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
     [
         (["--replay", "made=whole"], 2, "--replay needs --only GROUP, the group to run"),
         (["--only", ""], 2, "group `` does not exist; available: `one` and `two`"),
-        (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: give --replay ROUTE=DIR for it"),
-        (["--only", "two", "--replay", "made -> sen=whole"], 2, "route `made -> sen` does not exist; did you mean `made -> seen`?"),
-        (["--only", "two", "--replay", "seen=whole"], 2, "`seen` does not come from another group; available: `made -> seen` and `made`"),
+        (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: give --replay ROUTE=DIR"),
+        (["--only", "two", "--replay", "made -> sen=whole"], 2, "no route `made -> sen` comes from another group; did you mean `made -> seen`?"),
+        (["--only", "two", "--replay", "seen=whole"], 2, "no route `seen` comes from another group; did you mean `made -> seen`?"),
         (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay names route `made -> seen` twice"),
         (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed: folder none does not exist"),
         (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: start the run to be replayed with run.record=[made]"),
@@ -203,9 +203,7 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
     assert refused("run.steps=2") == "the recordings begin at step 3, but the run has 2 steps"
     damaged = made / "step-3" / "0-of-2.safetensors"
     damaged.write_text("{")
-    assert refused() == f"{damaged} is not a recording: it does not begin with the header of a recording"
-    made.rename(made.with_name("other"))
-    assert refused() == "whole has no recording of `made`, only of `other`"
+    assert refused() == f"{damaged} is not a recording: it has no header of one"
 
 
 def test_a_route_that_there_is_not(folder: Path) -> None:
