@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -78,28 +78,34 @@ class LaunchProcess:
 
     def run(self, work: Callable[[], int]) -> int:
         """Runs `work` in a fork. Returns its exit code, or the negative number of a signal."""
+        self.start(work)
+        return self.wait()
+
+    def start(self, work: Callable[[], int], survives: bool = False) -> None:
+        """Starts `work` in a fork, which ends with this process unless it `survives`."""
         flush()
         parent = os.getpid()
-        signal.pthread_sigmask(signal.SIG_BLOCK, Signals.NUMBERS)  # until `_child` is set
-        self._child = os.fork()
-        if not self._child:
-            self._become(work, parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.NUMBERS)
-        ended = os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
-        child, self._child = self._child, 0
-        os.waitpid(child, 0)
-        assert ended is not None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
-    def _become(self, work: Callable[[], int], parent: int) -> NoReturn:
         def run() -> int:
-            die_with(parent, signal.SIGTERM)
+            if not survives:
+                die_with(parent, signal.SIGTERM)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.NUMBERS)
             return work()
 
-        run_and_exit(run)
+        signal.pthread_sigmask(signal.SIG_BLOCK, Signals.NUMBERS)  # until `_child` is set
+        self._child = os.fork()
+        if not self._child:
+            run_and_exit(run)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.NUMBERS)
+
+    def wait(self) -> int:
+        ended = os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOWAIT)
+        child, self._child = self._child, 0
+        os.waitpid(child, 0)
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 # `launch --detach`
@@ -112,41 +118,31 @@ exit code."""
 
 def detach(launch: Launch) -> int:
     """Returns once the run has begun, or has been refused. To be called before any thread exists."""
-    flush()
     reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def begin(run: RunDir) -> None:
+        _redirect(run)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.write(writer, str(run.path).encode())
+        os.close(writer)
+
+    def work() -> int:
         os.close(reader)
         os.setsid()
         # A script may have started this process with `&`.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        return launch(begin)
 
-        def begin(run: RunDir) -> None:
-            _redirect(run)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            os.write(writer, str(run.path).encode())
-            os.close(writer)
-
-        run_and_exit(lambda: launch(begin))
-    os.close(writer)
-    passed = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    before = {number: signal.signal(number, on_signal) for number in passed}
-    try:
+    process = LaunchProcess()
+    with process.passing_signals():
+        process.start(work, survives=True)
+        os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as pipe:
             path = pipe.read()
         if path:
             write(announced(RunDir(Path(path)), "runs in the background"), sys.stdout)
             return 0
-        _, status = os.waitpid(child, 0)
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-    code = os.waitstatus_to_exitcode(status)
+        code = process.wait()
     return 128 - code if code < 0 else code
 
 

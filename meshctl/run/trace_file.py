@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshctl.run.launcher import boot_id
 from meshctl.run.reading import MAX_LINES_BYTES, decoded, opened
@@ -31,14 +31,6 @@ SPANS_MAX = 1_000_000
 _LINE = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 Span = list[Any]
 """Thread, category, name, begin, end, facts."""
-
-
-class Written(NamedTuple):
-    """The spans that a worker recorded in one step."""
-
-    spans: list[Span]
-    dropped: int
-    """The number of spans beyond the limits."""
 
 
 class TraceFile:
@@ -115,16 +107,15 @@ class WorkerTrace:
             if not self._places:
                 self.begin = float(begun["begin"])
 
-    def read(self, step: int) -> Written:
+    def read(self, step: int) -> list[Span]:
         """Returns the spans of a step. A line that was cut is skipped."""
-        spans, dropped = list[Span](), 0
+        spans = list[Span]()
         with opened(self._path, MAX_LINES_BYTES) as file:
             for place, length in self._places[step]:
                 file.seek(place)
                 if found := parsed(file.read(length)):
                     spans += found["spans"]
-                    dropped += found["dropped"]
-        return Written(spans, dropped)
+        return spans
 
 
 def parsed(line: bytes) -> dict[str, Any]:

@@ -185,7 +185,7 @@ class Merging:
             attempts = {rank: trace.attempts.get(step, -1) for rank, trace in self._traces.items()}
             attempt = max(attempts.values(), default=-1)
             for job_rank, number in attempts.items():
-                spans = self._traces[job_rank].read(step).spans if number == attempt >= 0 else ()
+                spans = self._traces[job_rank].read(step) if number == attempt >= 0 else ()
                 for thread, category, name, first, last, facts in spans:
                     begin, end = self._time(job_rank, first), self._time(job_rank, last)
                     if not thread:

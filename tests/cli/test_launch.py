@@ -17,7 +17,7 @@ from tests.cli.commands import MAIN, meshctl
 from tests.cli.small_launch import PATIENT, run_of, started, steps, wait_for_processes
 from tests.command_server import Started, call, server
 from tests.hang import HANG_S
-from tests.log_text import output_of, own_lines
+from tests.log_text import own_lines
 
 
 def test_dry_run_shows_everything_and_starts_nothing(folder: Path) -> None:
@@ -104,44 +104,6 @@ def test_what_is_refused_starts_nothing(folder: Path, words: list[str], code: in
     assert done.returncode == code, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (folder / "runs").exists()
-
-
-def test_devices_that_the_environment_does_not_leave(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(two: str) -> str:
-        done = meshctl(folder, "launch", "recipe.yaml", f"groups.two={{device_type: cuda, {two}}}")
-        assert done.returncode == 4
-        return done.stderr
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-    named = "group two needs GPU-a, GPU-c (its visible_devices), but CUDA_VISIBLE_DEVICES leaves GPU-a, GPU-b"
-    assert refused("ranks: 2, visible_devices: 'GPU-a,GPU-c'") == f"error: {named}: GPU-c is not there\n"
-    counted = (
-        "group two needs the cuda devices 1-2 of its node, but CUDA_VISIBLE_DEVICES=GPU-a,GPU-b leaves 2"
-    )
-    assert counted in refused("ranks: [1, 2]")
-    assert not (folder / "runs").exists()
-
-
-def test_a_program_sees_what_the_environment_leaves_of_its_groups_devices(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c")
-    (folder / "says.py").write_text(
-        "import os\nprint(*[os.environ.get(name) for name in ('LOCAL_RANK', 'CUDA_VISIBLE_DEVICES')])\n"
-    )
-    (folder / "programs.yaml").write_text(
-        "name: small\ngroups:\n"
-        "  one: {ranks: [2, 1], device_type: cuda, program: says.py}\n"
-        "  two: {ranks: 1, device_type: cpu, program: says.py}\n"
-    )
-    done = meshctl(folder, "launch", "programs.yaml")
-    assert done.returncode == 0, done.stderr
-    logs = run_of(folder) / "logs"
-    assert {file: output_of(logs / file) for file in ("one/0.log", "one/1.log", "two/0.log")} == {
-        "one/0.log": "0 GPU-c,GPU-b\n",
-        "one/1.log": "1 GPU-c,GPU-b\n",
-        "two/0.log": "0 GPU-a,GPU-b,GPU-c\n",
-    }
 
 
 def test_ctrl_c_reaches_the_launcher_alone_and_ends_in_order(folder: Path) -> None:

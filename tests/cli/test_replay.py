@@ -173,7 +173,7 @@ def test_a_dry_run_shows_one_group(folder: Path) -> None:
         (["--only", ""], 2, "group `` does not exist; available: `one` and `two`"),
         (["--only", "two"], 2, "group `two` takes `made -> seen` from other groups: give --replay ROUTE=DIR"),
         (["--only", "two", "--replay", "made -> sen=whole"], 2, "no route `made -> sen` comes from another group; did you mean `made -> seen`?"),
-        (["--only", "two", "--replay", "seen=whole"], 2, "no route `seen` comes from another group; did you mean `made -> seen`?"),
+        (["--only", "two", "--replay", "seen=whole"], 2, "no route `seen` comes from another group; available: `made -> seen` and `made`"),
         (["--only", "two", "--replay", "made=a", "--replay", "made -> seen=b"], 2, "--replay names route `made -> seen` twice"),
         (["--only", "two", "--replay", "made=none"], 4, "`made -> seen` cannot be replayed: folder none does not exist"),
         (["--only", "two", "--replay", "made=."], 4, ". has no recording of `made`: start the run to be replayed with run.record=[made]"),
