@@ -206,7 +206,8 @@ class Tracer:
     def span(self, category: str, name: str) -> Iterator[None]:
         """Records the `with` block as one span, from any thread."""
         begin, is_main = perf_counter(), threading.get_ident() == self._thread
-        if self.is_on and is_main:
+        was_on = self.is_on
+        if was_on and is_main:
             self._end_pass(begin)
         try:
             yield
@@ -215,7 +216,7 @@ class Tracer:
             if self.is_on and is_main:
                 self.leave(now)
                 self.add(category, name, begin, now)
-            elif self.is_on:
+            elif self.is_on and was_on:
                 thread = threading.current_thread().name.partition("_")[0]
                 self._spans.append((thread, category, name, begin, now, None))
 
