@@ -77,11 +77,11 @@ def _version(library: str, folders: tuple[str, ...]) -> str:
     return next((found.version for some in builds for found in some), "")
 
 
-def namesake(path: Sequence[str] | None = None) -> str:
-    """Returns the distribution `meshctl` on an import path, by default ours; empty if there is none."""
+def namesake() -> str:
+    """Returns the distribution `meshctl` that is installed here; empty if there is none."""
     from importlib import metadata
 
-    for found in metadata.distributions(name=NAMESAKE, path=list(sys.path if path is None else path)):
+    for found in metadata.distributions(name=NAMESAKE):
         is_ours = any(re.match(r"hydra-core(?![\w-])", line) for line in found.requires or ())
         kind = f"the former name of {DISTRIBUTION}" if is_ours else "another tool"
         return f"the distribution `{NAMESAKE}` {found.version} ({kind})"
@@ -137,7 +137,6 @@ def facts(libraries: Sequence[str]) -> dict[str, Any]:
         "folder": folder,
         "version": version_in(folder) if folder else "",
         "digest": digest_of(folder) if folder else "",
-        "namesake": namesake(),
         "versions": {name: installed_version(name) for name in libraries},
     }
 

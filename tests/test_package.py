@@ -13,7 +13,6 @@ import pytest
 
 import meshctl
 from meshctl import package
-from tests.command_server import call
 from tests.environments import distribution
 from tests.paths import ROOT
 
@@ -85,26 +84,15 @@ def test_the_index_is_named_once_the_name_is_ours(site: Path, monkeypatch: pytes
     assert package.install_command("hf") == f"pip install '{OURS}[hf]=={meshctl.__version__}'"
 
 
-def test_the_namesake_is_not_our_former_name(site: Path) -> None:
+def test_the_namesake_is_not_our_former_name(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribution(site, OURS, "1", "hydra-core>=1.3")
-    assert package.namesake() == "" == package.namesake([])
+    assert package.namesake() == ""
     distribution(site, "meshctl", "2.7", "rich", "hydra-core-plugins")
     assert package.namesake() == "the distribution `meshctl` 2.7 (another tool)"
     former = site / "former"
     distribution(former, "meshctl", "0.1.0", "hydra-core<1.4,>=1.3.8")
-    assert package.namesake([str(former)]) == f"the distribution `meshctl` 0.1.0 (the former name of {OURS})"
-
-
-def test_a_launch_names_it(tmp_path: Path) -> None:
-    program = "from meshctl.engines.checks import machine\n"
-    program += "machine.namesake = lambda: 'the distribution `meshctl` 2.7 (another tool)'\n"
-    (tmp_path / "script.py").write_text("print('done')")
-    (tmp_path / "recipe.yaml").write_text(
-        "groups: {train: {ranks: 1, device_type: cpu, program: script.py}}\nrun: {dir: runs}\n"
-    )
-    done = call(tmp_path, "launch", "recipe.yaml", program=program)
-    [line] = [line for line in done.stderr.splitlines() if "other meshctl" in line]
-    assert done.returncode == 0 and "`meshctl` 2.7 (another tool)" in line
+    monkeypatch.setattr(sys, "path", [str(former)])
+    assert package.namesake() == f"the distribution `meshctl` 0.1.0 (the former name of {OURS})"
 
 
 def test_files_that_were_overwritten_are_named(tmp_path: Path) -> None:

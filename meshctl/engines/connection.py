@@ -44,7 +44,7 @@ from meshctl.network.connection import (
     new_nonce,
     proof_of,
 )
-from meshctl.package import namesake, our_digest, reinstall_command
+from meshctl.package import our_digest
 
 BEAT_S = 3.0
 """Seconds between two beats, if the lease is not much shorter."""
@@ -250,8 +250,7 @@ def _introduce(connection: Connection, head: str, node: int, token: str, digest:
         raise CannotStart(f"node {node} cannot join the head at {head}: {error}") from error
     answer = messages[0]
     if "refused" in answer:
-        found = f"; {other} is installed here: {reinstall_command()}" if (other := namesake()) else ""
-        raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}{found}")
+        raise CannotStart(f"the head at {head} refuses node {node}: {str(answer['refused'])[:200]}")
     nonces = nonce, str(answer.get("nonce"))
     if not is_proof(answer.get("proof"), proof_of(token, "head", str(node), *nonces)):
         raise CannotStart(

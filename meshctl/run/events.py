@@ -69,7 +69,6 @@ import os
 import re
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -106,27 +105,6 @@ class Event:
     value: dict[str, Any] = field(default_factory=dict)
     time: float = 0.0
     """Seconds since the epoch, by the clock of the process that wrote it."""
-
-
-class EventLog(ABC):
-    """The destination of a process's events."""
-
-    @abstractmethod
-    def write(
-        self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
-    ) -> None:
-        """Appends an `Event`."""
-
-    def write_metrics(self, report: StepReport) -> None:
-        """Appends the metrics of a step."""
-        for metric in report.metrics:
-            if metric["values"]:
-                self.write("metric", step=report.step, **metric)
-
-    def write_step(self, report: StepReport) -> None:
-        """Appends the events of a step: those of its metrics, then `step`."""
-        self.write_metrics(report)
-        self.write("step", step=report.step, **report.value)
 
 
 @dataclass(slots=True)
@@ -182,7 +160,7 @@ def _rounded(times: Mapping[str, float]) -> dict[str, float]:
     return {name: round(seconds, 7) for name, seconds in times.items()}
 
 
-class Journal(EventLog):
+class Journal:
     """One process's event file, for appending."""
 
     def __init__(self, path: Path, group: str = "", rank: int | None = None) -> None:
@@ -203,8 +181,15 @@ class Journal(EventLog):
     def write(
         self, name: str, *, rank: int | None = None, step: int | None = None, stage: str = "", **value: Any
     ) -> None:
+        """Appends an `Event`."""
         who = self._rank if rank is None else rank
         self._append(_line(Event(name, self._group, who, step, stage, value, clock.now())))
+
+    def write_metrics(self, report: StepReport) -> None:
+        """Appends the metrics of a step."""
+        for metric in report.metrics:
+            if metric["values"]:
+                self.write("metric", step=report.step, **metric)
 
     def write_step(self, report: StepReport) -> None:
         """Appends the events of a step in one write, all with the same time: readers sort by it and keep

@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 from meshctl.plan.model import Checkpoint
 from meshctl.run.checkpoints import describe
 from meshctl.run.directory import RunDir
-from meshctl.run.events import EventLog
+from meshctl.run.events import Journal
 from meshctl.run.progress import Activity
 from meshctl.runtime import checkpoint
 from meshctl.runtime.collectives.collective import RUNNING, Collective
@@ -73,7 +73,7 @@ class CheckpointWriter:
         group: str,
         rank: int,
         states: Mapping[str, tuple[StateOf, DeviceMesh]],
-        events: EventLog,
+        events: Journal,
         options: Checkpoint,
         progress: Progress,
     ) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
-from meshctl.run.events import EventLog
+from meshctl.run.events import Journal
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import LoopContext
@@ -162,7 +162,7 @@ class PeerCheck:
     """The job rank whose value is taken."""
     peers: Sequence[int]
     """The job ranks that compare their values with it."""
-    events: EventLog
+    events: Journal
     _warned: set[str] = field(default_factory=set)
     """The logged names for which a difference has been reported."""
 

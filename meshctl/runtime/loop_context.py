@@ -11,7 +11,7 @@ from typing import NamedTuple
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Stage
 from meshctl.run.directory import Recorded
-from meshctl.run.events import EventLog, StepReport
+from meshctl.run.events import Journal, StepReport
 from meshctl.run.shutdown import StopAgreement
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.component import Component
@@ -51,7 +51,7 @@ class LoopContext:
     """Name -> component, for the components of this worker's group, after `setup`."""
     transport: DataPlane
     agreement: StopAgreement
-    events: EventLog
+    events: Journal
     save: CheckpointHook = lambda step, given, takes: None
     recorder: Recorder | None = None
     recorded: Mapping[str, Recorded] = field(default_factory=dict)

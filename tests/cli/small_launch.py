@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from meshctl.run.metrics import Row, read
 from tests.cli.commands import MAIN
 
 PARTS = """
@@ -109,5 +109,11 @@ def _is_working_directory(folder: Path) -> bool:
     return False
 
 
+def rows(run: Path) -> list[Row]:
+    """Returns the rows of a run's metrics, without their times."""
+    found = read(run / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name != "time"} for row in found]
+
+
 def steps(run: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows(run)]

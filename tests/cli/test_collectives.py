@@ -3,14 +3,12 @@ metrics of the step."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import wait_for_processes
+from tests.cli.small_launch import rows, run_of, wait_for_processes
 
 PARTS = """
 import time
@@ -124,11 +122,6 @@ def line_of(mark: str) -> int:
     return next(number for number, line in enumerate(PARTS.splitlines(), 1) if line.endswith(f"# {mark}"))
 
 
-def rows(folder: Path) -> list[Mapping[str, float]]:
-    [metrics] = folder.glob("runs/small/*/metrics.jsonl")
-    return [json.loads(line) for line in metrics.read_text().splitlines()]
-
-
 DEVIATIONS = {
     "last": (
         [],
@@ -156,7 +149,7 @@ def test_a_rank_that_calls_something_else_is_named(mood: str, folder: Path) -> N
     words, parts = DEVIATIONS[mood]
     done = meshctl(folder, "launch", "recipe.yaml", f"components.actor.args.mood={mood}", *words)
     assert done.returncode == 5, done.stderr
-    assert [row["step"] for row in rows(folder)] == [1, 2]
+    assert [row["step"] for row in rows(run_of(folder))] == [1, 2]
     wait_for_processes(folder)
     [error] = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: train: ") and "differ in step 3: " in error
@@ -170,4 +163,4 @@ def test_a_stream_that_ends_leaves_no_rank_in_a_collective(folder: Path) -> None
     (folder / "stream.yaml").write_text(STREAM)
     done = meshctl(folder, "launch", "stream.yaml")
     assert done.returncode == 0, done.stderr
-    assert [row["summed.sum"] for row in rows(folder)] == [2.0, 2.0]
+    assert [row["summed.sum"] for row in rows(run_of(folder))] == [2.0, 2.0]

@@ -3,13 +3,12 @@ reads."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import run_of
+from tests.cli.small_launch import rows, run_of, steps
 
 PARTS = """
 import torch
@@ -98,8 +97,7 @@ def test_nan_leaves_no_checkpoint_and_no_export(deciding: Path) -> None:
     assert f"stopping: {line}" in done.stdout.splitlines()
     run = run_of(deciding)
     assert not (run / "exported").exists() and not (run / "checkpoints").exists()
-    rows = (run / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["eval.loss"] for row in rows][:2] == [3.0, None]
+    assert [row["eval.loss"] for row in rows(run)][:2] == [3.0, None]
 
 
 def test_a_failure_after_a_nan_of_the_same_step_names_both(deciding: Path) -> None:
@@ -109,8 +107,7 @@ def test_a_failure_after_a_nan_of_the_same_step_names_both(deciding: Path) -> No
     nan = "metric `eval.norm` is NaN in step 2 (stage eval, two:0)"
     assert f"error: {nan}; then {failure}" in done.stderr.splitlines()
     assert 'raise ValueError("boom")' in done.stderr
-    metrics = (run_of(deciding) / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["step"] for row in metrics] in ([1], [])  # two:1 may not have ended step 1
+    assert steps(run_of(deciding)) in ([1], [])  # two:1 may not have ended step 1
 
 
 def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) -> None:
@@ -130,9 +127,9 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     assert any(line.startswith("small: done after") and line.endswith(f": {reason}") for line in summary)
     assert f"  best checkpoint: {run}/checkpoints/step-2 (eval.loss 1)" in summary
     assert (run / "exported").exists()
-    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[0] == {"step": 0, "time": 0.0, "judge.setup.parameters": 7.0}
-    assert [row["step"] for row in rows if "judge.close.last" in row] == [len(rows) - 1]
+    found = rows(run)
+    assert found[0] == {"step": 0, "judge.setup.parameters": 7.0}
+    assert [row["step"] for row in found if "judge.close.last" in row] == [len(found) - 1]
     last = (run / "checkpoints" / "latest").resolve().name
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"latest", "best.json", "step-2", last}
     again = meshctl(deciding, "launch", str(run))
@@ -163,5 +160,5 @@ def test_an_evaluation_that_repeats_decides_by_its_mean(deciding: Path) -> None:
     assert done.returncode == 0, done.stderr
     reason = "`exam.grades.loss` has not improved in 2 values, up to step 6: its best value is 1, in step 2"
     assert f"stopping: {reason}" in done.stdout.splitlines()
-    rows = [json.loads(row) for row in (run_of(deciding) / "metrics.jsonl").read_text().splitlines()]
-    assert [row["exam.grades.loss"] for row in rows[:6] if row["step"] % 2 == 0] == [1.0] * 3
+    found = rows(run_of(deciding))[:6]
+    assert [row["exam.grades.loss"] for row in found if row["step"] % 2 == 0] == [1.0] * 3

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import wait_for_processes
+from tests.cli.small_launch import rows, wait_for_processes
 
 PARTS = """
 import torch
@@ -104,11 +102,6 @@ pipeline:
       count: {call: judge.count, in: answers}
 run: {steps: 4, dir: runs, checkpoint: {every: 2}, show: [eval.exam.answer, ppo.update.ratio]}
 """
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "time"} for line in lines]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import wait_for_processes
+from tests.cli.small_launch import rows, wait_for_processes
 from tests.log_text import output_of, own_lines
 
 PARTS = """
@@ -91,11 +90,6 @@ def logged(run: Path) -> dict[str, list[str]]:
     return {rank: [line for line in lines if line.startswith("SEEN")] for rank, lines in logs.items()}
 
 
-def metrics(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "time"} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, and the run `whole` that has recorded its route."""
@@ -125,7 +119,7 @@ def test_a_group_alone_sees_the_same(folder: Path) -> None:
     assert own_lines(done.stderr) == [note]
     run = newest(folder)
     assert logged(run) == logged(folder / "whole") and len(logged(run)["1"]) == 4
-    assert metrics(run) == metrics(folder / "whole")
+    assert rows(run) == rows(folder / "whole")
     assert not (run / "logs" / "one").exists()
 
 
@@ -133,7 +127,7 @@ def test_with_another_number_of_ranks_from_the_recording_itself(folder: Path) ->
     words = ("groups.two.ranks=1", "run.steps=3", "--only=two", "--replay=made=whole/recorded/made")
     done = launch(folder, "recipe.yaml", *words)
     assert done.returncode == 0, done.stderr
-    whole, alone = metrics(folder / "whole"), metrics(newest(folder))
+    whole, alone = rows(folder / "whole"), rows(newest(folder))
     assert [line["step"] for line in alone] == [1, 2, 3]
     assert [line["loss.x"] for line in alone] == pytest.approx([line["loss.x"] for line in whole[:3]])
 
@@ -142,7 +136,7 @@ def test_the_first_group_alone_sends_to_nobody(folder: Path) -> None:
     done = launch(folder, "recipe.yaml", "--only", "one")
     assert done.returncode == 0, done.stderr
     assert "note: group `one` runs alone; what it sends to others is dropped: `made -> seen`\n" in done.stderr
-    assert [line["step"] for line in metrics(newest(folder))] == [1, 2, 3, 4]
+    assert [line["step"] for line in rows(newest(folder))] == [1, 2, 3, 4]
 
 
 def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_begins(folder: Path) -> None:
@@ -154,7 +148,7 @@ def test_a_run_that_fails_is_replayed_up_to_there_and_from_where_its_recording_b
     done = launch(folder, str(run), calm, "--only", "two", "--replay", f"made={run}")
     assert done.returncode == 0, done.stderr
     assert newest(folder) != run
-    assert [line["step"] for line in metrics(newest(folder))][:2] == [2, 3]
+    assert [line["step"] for line in rows(newest(folder))][:2] == [2, 3]
     again = launch(folder, str(newest(folder)))
     refusal = "is a run of group `two` alone: launch it again with --only and --replay"
     assert again.returncode == 2 and refusal in again.stderr
@@ -204,11 +198,3 @@ def test_recordings_that_do_not_fit(folder: Path) -> None:
     damaged = made / "step-3" / "0-of-2.safetensors"
     damaged.write_text("{")
     assert refused() == f"{damaged} is not a recording: it has no header of one"
-
-
-def test_a_route_that_there_is_not(folder: Path) -> None:
-    done = launch(folder, "recipe.yaml", "run.record=[maid, publish, loss]")
-    assert done.returncode == 1 and "route `maid` does not exist" in done.stderr
-    assert "did you mean `made`?" in done.stderr
-    for stage in ("publish", "loss"):
-        assert f"`{stage}` has no route to record" in done.stderr

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from meshctl.cli import main as way_in
-from meshctl.cli.doctor import prepared
 from meshctl.cli.show_topology import Options, show
 from tests.paths import ROOT
 
@@ -62,16 +61,6 @@ def test_a_recipe_from_standard_input(tmp_path: Path) -> None:
     assert done.stdout.startswith("recipe: 1 group, 3 workers; plan ")
     done = called("config", "-", around='"$@" <&-')
     assert done.returncode == 3 and "error[MC001]: standard input is closed\n" in done.stderr
-
-
-def test_doctor_accepts_one_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    code, _, (text, start) = prepared("-", [])
-    assert (code, text.found, start.state) == (0, "recipe: 1 group, 2 workers", "ok")
-    monkeypatch.setattr(sys, "stdin", None)
-    code, _, (text,) = prepared("-", [])
-    assert (code, text.found, text.remedy) == (3, "standard input is closed", "meshctl validate -")
 
 
 def test_what_changes_to_or_from_standard_input(

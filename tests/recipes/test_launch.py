@@ -10,12 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
 from meshctl.cli.load import plan_of
 from meshctl.recipe.load import load
+from tests.cli.small_launch import rows
 from tests.command_server import call
 from tests.log_text import output_of
 from tests.paths import RECIPES
@@ -99,12 +99,8 @@ def launch(cwd: Path, recipe: str, *overrides: str, preload: str = "") -> Path:
     return run
 
 
-def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def exam_losses(run: Path) -> list[float]:
-    return [line["eval.exam.loss"] for line in metrics(run) if "eval.exam.loss" in line]
+    return [line["eval.exam.loss"] for line in rows(run) if "eval.exam.loss" in line]
 
 
 @pytest.mark.slow_suite
@@ -121,7 +117,7 @@ def test_a_model_of_transformers_learns(name: str, tmp_path: Path) -> None:
 def test_an_actor_with_three_dims_learns_from_four_samplers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     run = launch(tmp_path, "twinkle_flow.yaml", "run.steps=40", preload="meshctl.hf")
-    lines = metrics(run)
+    lines = rows(run)
     assert len(lines) == 40
     assert lines[0]["scored.reward"] < 0.1 and max(line["scored.reward"] for line in lines[30:]) > 0.3
     assert all(line["metrics.parity_max"] < 1e-3 for line in lines)  # the samplers have the actor's weights
@@ -135,7 +131,7 @@ def test_an_actor_with_three_dims_learns_from_four_samplers(tmp_path: Path) -> N
 )
 def test_the_rewards_of_a_laptop_rise(tmp_path: Path, recipe: str) -> None:
     pytest.importorskip("transformers")
-    lines = metrics(launch(tmp_path, recipe, "run.checkpoint=null", preload="meshctl.hf"))
+    lines = rows(launch(tmp_path, recipe, "run.checkpoint=null", preload="meshctl.hf"))
     assert all(line["metrics.parity_mean"] < 1e-4 for line in lines if "metrics.parity_mean" in line)
     scored = {"grpo_free.yaml": "rollouts.scored", "agent.yaml": "episodes.done"}.get(recipe, "scored")
     found = [line[f"{scored}.reward"] for line in lines if f"{scored}.reward" in line]
@@ -145,7 +141,7 @@ def test_the_rewards_of_a_laptop_rise(tmp_path: Path, recipe: str) -> None:
 @pytest.mark.slow
 def test_two_groups_and_a_judge_begin_to_learn(tmp_path: Path) -> None:
     run = launch(tmp_path, "grpo_arithmetic.yaml", "run.steps=2")
-    lines = metrics(run)
+    lines = rows(run)
     assert [line["step"] for line in lines] == [1, 2]
     assert all({"exam.reward", "scored.reward", "metrics.entropy"} <= line.keys() for line in lines)
     assert lines[0]["exam.reward"] < 0.2
@@ -160,7 +156,7 @@ def test_two_groups_and_a_judge_begin_to_learn(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_supervised_training_learns(tmp_path: Path) -> None:
-    lines = metrics(launch(tmp_path, "sft_arithmetic.yaml", "run.steps=8", "pipeline.eval.every=8"))
+    lines = rows(launch(tmp_path, "sft_arithmetic.yaml", "run.steps=8", "pipeline.eval.every=8"))
     losses = [line["metrics.loss"] for line in lines]
     assert [line["step"] for line in lines if "eval.exam.reward" in line] == [8]
     assert losses[0] > 2.3 and losses[-1] < losses[0] - 0.3

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,15 +78,6 @@ def test_the_best_are_written_and_read(tmp_path: Path) -> None:
             {"checkpoint": "step-10", "step": 10, "value": 0.75, "value_step": 10},
         ],
     }
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"on": 1}', '{"on": "a", "checkpoints": [{"step": "x"}]}', "\x00"]
-)
-def test_a_damaged_list_of_the_best_is_none(tmp_path: Path, text: str) -> None:
-    run = saved(tmp_path, 10)
-    run.best.write_text(text)
-    assert run.read_best() == ("", [])
 
 
 def test_a_listed_checkpoint_that_is_not_there_is_left_out(tmp_path: Path) -> None:

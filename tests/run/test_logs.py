@@ -142,17 +142,6 @@ def test_bytes_that_a_full_disk_does_not_take_are_counted(path: Path) -> None:
     assert path.read_bytes()[61:] == b"\n" + MARK + note + MARK + b"again\n"
 
 
-def test_a_folder_that_does_not_exist_is_a_problem_and_no_error(tmp_path: Path) -> None:
-    path, clock = tmp_path / "none" / "0.log", Clock()
-    log = LogFile(path, now=lambda: 0.0, clock=clock)
-    log.write(b"one\n")
-    assert isinstance(log.problem, FileNotFoundError)
-    path.parent.mkdir()
-    clock.now = RETRY_S
-    log.write(b"two\n")
-    assert output(path) == b"two\n" and b"4 bytes are missing here: No such file" in path.read_bytes()
-
-
 def test_the_end_of_a_log_states_what_is_missing(tmp_path: Path) -> None:
     path = tmp_path / "none" / "0.log"
     log = LogFile(path, now=lambda: 0.0, clock=lambda: 5.0)

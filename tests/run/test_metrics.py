@@ -283,11 +283,3 @@ def test_lost_rows_move_to_a_file_of_their_own_with_their_attempt(tmp_path: Path
     lost = [json.loads(line) for line in run.lost_metrics.read_text().splitlines()]
     assert [(row["step"], row["attempt"]) for row in lost] == [(3, 0), (4, 0), (2, 0), (3, 1)]
     assert continue_rows(run, None, attempts(None, 2, 1)) == 0.0 and not read(run.metrics)
-
-
-def test_a_row_that_was_cut_by_a_kill_is_no_row(tmp_path: Path) -> None:
-    run = with_rows(tmp_path, 1, 2)
-    with run.metrics.open("a") as file:
-        file.write('{"step":3,"ti')
-    assert continue_rows(run, 2, attempts(None)) == 2.0 and steps_of(read(run.metrics)) == [1, 2]
-    assert run.metrics.read_text().endswith("}\n") and not run.lost_metrics.exists()

@@ -20,7 +20,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 
 from meshctl.plan.model import Plan
 from meshctl.run.directory import Recorded
-from meshctl.run.events import Event, EventLog
+from meshctl.run.events import Event, Journal, StepReport
 from meshctl.run.shutdown import Proposer, StopAgreement, StopRequest, has_left
 from meshctl.runtime.component import Component, context_of
 from meshctl.runtime.loop import Loop
@@ -83,7 +83,7 @@ class StoreOfWorkers:
             time.sleep(YIELD_S)
 
 
-class KeptEvents(EventLog):
+class KeptEvents(Journal):
     """Keeps a worker's events in memory."""
 
     def __init__(self, events: list[Event], group: str, rank: int) -> None:
@@ -95,6 +95,10 @@ class KeptEvents(EventLog):
         self._events.append(Event(name, self._group, self._rank, step, stage, value))
         if name == "step":
             time.sleep(YIELD_S)
+
+    def write_step(self, report: StepReport) -> None:
+        self.write_metrics(report)
+        self.write("step", step=report.step, **report.value)
 
 
 def run(

@@ -62,8 +62,6 @@ class Facts:
     """The digest of the source of its meshctl."""
     version: str = ""
     """The version of its meshctl; empty if it is unknown."""
-    namesake: str = ""
-    """The distribution `meshctl` in words; empty without one."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Library -> version; empty if it is not installed."""
 
@@ -134,7 +132,7 @@ def _difference(facts: Facts, python: str, needed: Sequence[tuple[str, tuple[str
         other = f"has meshctl {version}, and this is {__version__}"
         if facts.version == __version__:
             other = f"has another meshctl {version}, in {facts.folder}, than this one, in {PACKAGE_DIR}"
-        return f"has {facts.namesake}" if facts.namesake else other, reinstall_command(python)
+        return other, reinstall_command(python)
     for extra, libraries in needed:
         if missing := [name for name in libraries if not _version(facts, name)]:
             return f"lacks {listed(missing)}", install_command(extra, python)

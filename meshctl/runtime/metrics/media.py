@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from meshctl.run.directory import RunDir, write_whole
-from meshctl.run.events import EventLog
+from meshctl.run.events import Journal
 from meshctl.run.media import Kind, media_path, png
 from meshctl.text.english import counted
 
@@ -132,7 +132,7 @@ class Table:
 class MediaWriter:
     """Writes the media that one stage logs on this rank."""
 
-    def __init__(self, run: Path, stage: str, events: EventLog, writes: bool) -> None:
+    def __init__(self, run: Path, stage: str, events: Journal, writes: bool) -> None:
         """`writes` is false on the ranks whose media do not count."""
         self._run, self._stage, self._events, self._writes = RunDir(run), stage, events, writes
         self._step = 0

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from meshctl.plan.model import Component, Stage
-from meshctl.run.events import EventLog, StepReport
+from meshctl.run.events import Journal, StepReport
 from meshctl.runtime.errors import StageError
 from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics.media import Histogram, Image, MediaWriter, Table
@@ -39,7 +39,7 @@ class StageMetrics:
         mesh: DeviceMesh,
         rank: int,
         state: StepState,
-        events: EventLog,
+        events: Journal,
         run: Path,
         collect: CollectMode = COLLECT["mean"],
         execute: ExecuteMode = EXECUTE["all"],
@@ -199,7 +199,7 @@ def logged_values(
 
 
 def phase_log(
-    component: Component, phase: str, rank: int, step: int, events: EventLog, run: Path
+    component: Component, phase: str, rank: int, step: int, events: Journal, run: Path
 ) -> Callable[[Mapping[str, float], float], None]:
     """Returns the `Component.log` of one rank outside of stages, which appends numbers to its events.
 
@@ -238,7 +238,7 @@ class MemoryUse:
     step costs nothing on average and a run of days has few of these events.
     """
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: Journal) -> None:
         self._events = events
         self._begun = self._next = perf_counter()
 

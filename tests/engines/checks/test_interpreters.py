@@ -14,7 +14,7 @@ from meshctl.engines.engine import CannotStart
 from meshctl.package import our_digest
 from meshctl.plan.model import Cluster, Component, Group, Plan, Run
 from meshctl.topology.mesh import DeviceMesh
-from tests.environments import OURS, distribution, environment, site_packages
+from tests.environments import OURS, environment, site_packages
 
 
 def plan(*groups: Group) -> Plan:
@@ -29,7 +29,7 @@ def answering(folder: Path, **changed: str) -> str:
     """An interpreter that reports the facts of a right one, except for some versions."""
     versions = {"torch": "99.0", "numpy": "99.0", "msgpack": "99.0", **changed}
     facts = {"python": [3, 12], "folder": "/env/meshctl", "version": __version__, "digest": our_digest()}
-    facts |= {"namesake": "", "versions": versions}
+    facts |= {"versions": versions}
     script = folder / "python"
     script.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
     script.chmod(0o755)
@@ -92,8 +92,6 @@ def test_the_same_version_with_other_source_is_refused(tmp_path: Path) -> None:
     (package / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     problem = problem_of(python, tmp_path)
     assert problem.startswith("has another meshctl") and f"in {package}, than this one" in problem
-    distribution(site_packages(tmp_path / "mine"), "meshctl", "9.0")
-    assert problem_of(python, tmp_path).startswith("has the distribution `meshctl` 9.0 (another tool)")
 
 
 def test_the_launchers_packages_are_not_on_the_path_of_another(

@@ -13,14 +13,13 @@ import pytest
 from processes import wait
 
 from meshctl import __version__
-from meshctl.engines import connection
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.supervise.nodes import NodeLost, Nodes
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.engines.supervise.supervisor import listen
 from meshctl.network.connection import Connection, Message, encoded
-from meshctl.package import our_digest, reinstall_command
+from meshctl.package import our_digest
 
 
 @pytest.fixture
@@ -135,18 +134,6 @@ def test_another_meshctl_is_named(
     polled(nodes, lambda: answers.extend(node.receive()) or answers)
     assert answers[0].get("refused", "") == why
     node.close()
-
-
-def test_a_refused_node_names_the_other_distribution(
-    listener: socket.socket, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "our_digest", iter(["theirs", "ours"]).__next__)
-    monkeypatch.setattr(connection, "namesake", lambda: "the distribution `meshctl` 9.0 (another tool)")
-    reasons = refused(address_of(listener), "token", "plan")
-    polled(nodes, lambda: reasons)
-    assert reasons[0].endswith(
-        f"differ from those of the head's; the distribution `meshctl` 9.0 (another tool) is installed here: {reinstall_command()}"
-    )
 
 
 def test_a_node_that_is_silent_for_longer_than_its_lease_is_lost(
