@@ -12,10 +12,10 @@ from typing import Any
 
 from meshctl.plan.model import Block, Component, Group, Input, Plan, Program, Stage, copied
 from meshctl.recipe import model as recipes
+from meshctl.recipe.allocation import Allocation, allocation_of
 from meshctl.recipe.code.classes import Endpoint
-from meshctl.recipe.meshes import allocation_of, mesh_of
+from meshctl.recipe.meshes import mesh_of
 from meshctl.recipe.stages import modes_of
-from meshctl.topology.allocation import Allocation
 from meshctl.topology.modes import Route
 
 

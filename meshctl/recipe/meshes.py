@@ -1,5 +1,5 @@
-"""The meshes of components, from their own sizes or from those of the component that `parallel` names; the
-devices of the groups; and the smaller counts of ranks with which an elastic group can go on, with the layouts
+"""The meshes of components, from their own sizes or from those of the component that `parallel` names, and
+the smaller counts of ranks with which an elastic group can go on, with the layouts
 of its components for each count, which differ from those of the recipe in dp and fsdp sizes only.
 
     mesh_of(recipe, component)                                           a `DeviceMesh`
@@ -9,13 +9,11 @@ of its components for each count, which differ from those of the recipe in dp an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from math import lcm
 from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.model import Component, Recipe, Sizes
-from meshctl.topology.allocation import Allocation, allocate
 from meshctl.topology.mesh import DIMS, DeviceMesh, MeshError
 
 
@@ -56,36 +54,6 @@ def mesh_of(recipe: Recipe, component: Component) -> DeviceMesh:
         )
     except MeshError as error:
         raise NoMesh(component.name) from error
-
-
-# Devices
-
-WITHIN_LAYERS = ("tp", "etp", "ep")
-"""Dims whose process groups communicate within every layer, the most frequent ones first."""
-CLOSE_SIZES = tuple(f"{dim}_size" for dim in (*WITHIN_LAYERS, "fsdp"))
-
-
-def allocation_of(recipe: Recipe) -> Allocation:
-    """Returns the devices of every group."""
-    neighbours = {name: tuple(dict.fromkeys(_neighbours(recipe, name))) for name in recipe.groups}
-    return allocate(recipe.groups, recipe.cluster, neighbours)
-
-
-def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
-    """Yields the numbers of neighbouring ranks of a group that exchange data within every layer, and those
-    that shard a replica (HSDP)."""
-    meshes = []
-    for component in recipe.components_of(group) if recipe.groups[group].device_type != "cpu" else ():
-        layout = component.parallel
-        if isinstance(layout, Sizes) and any(key in CLOSE_SIZES for key, _ in layout.given):
-            with suppress(NoMesh):
-                meshes.append(mesh_of(recipe, component))
-    for dim in (*WITHIN_LAYERS, "fsdp"):
-        for mesh in meshes:
-            stride, size = mesh.stride(dim), mesh.size(dim)
-            is_close = dim != "fsdp" or mesh.size("dp") > 1
-            if stride and size > 1 and is_close:
-                yield size * stride
 
 
 # Elastic groups

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshctl.plan.model import Group, Plan, Run
 from meshctl.recipe import model as recipe_model
-from meshctl.topology.allocation import allocate
+from meshctl.recipe.allocation import allocate
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.device_ranges import DeviceRanges
 

@@ -131,23 +131,17 @@ def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         for name, span in () if is_own else given_names(facts, component.name, path):
             names, fixes, help = names_in(code, table) if table else [], tuple[Fix, ...](), ""
             if "." in name and (last := name.removeprefix("torch.")) in names:
-                message, help = (
-                    f"`{argument}` is `{name}`, and takes a name without `torch`",
-                    f"write `{last}`",
-                )
+                message = f"`{argument}` is `{name}`, and takes a name without `torch`"
+                help = f"write `{last}`"
             elif "." in name and (wrong := wrong_path(code, name)):
-                message, help = (
-                    f"`{argument}` is `{name}`, and {wrong.reason}",
-                    did_you_mean(wrong.word, wrong.options),
-                )
+                message = f"`{argument}` is `{name}`, and {wrong.reason}"
+                help = did_you_mean(wrong.word, wrong.options)
             elif "." not in name and names and name not in names:
                 message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
                 fixes = renamed(span, name, names)
             elif "." not in name and not table:
-                message, help = (
-                    f"`{argument}` is `{name}`",
-                    f"write the dotted path of a function: FILE.{name}",
-                )
+                message = f"`{argument}` is `{name}`"
+                help = f"write the dotted path of a function: FILE.{name}"
             else:
                 continue
             yield Diagnostic("MC453", message, span, help=help, fixes=fixes)

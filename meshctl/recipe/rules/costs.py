@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from math import gcd
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.allocation import Allocation
 from meshctl.recipe.model import DeviceGroup, Recipe
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.meshes import Placed
 from meshctl.text.english import counted
-from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import Cluster
 from meshctl.topology.device_ranges import DeviceRanges, clipped, device_count, gaps_between
 from meshctl.topology.mesh import DIMS

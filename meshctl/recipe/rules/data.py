@@ -41,10 +41,8 @@ def data_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         near = nearest(node.value, files_nearby(node.value, facts.code.path, suffixes))
         meant = f"did you mean `{near}`?" if near else ""
         if found.is_remote:
-            message, help = (
-                f"{found.wrong}, so its columns are not checked",
-                "it must be a dataset of the hub",
-            )
+            message = f"{found.wrong}, so its columns are not checked"
+            help = "it must be a dataset of the hub"
             yield Diagnostic("MC449", message, node.span, help=meant or help, severity="note")
         elif found.wrong:
             help = f"searched in {listed(facts.code.own)} and the installed packages"
@@ -110,10 +108,8 @@ def tokenizers_are_usable(facts: Facts, component: Component) -> Iterator[Diagno
         needs_template = shipped.renders_chats and _is_empty(facts, name, CHAT_TEMPLATE)
         has_file = any(template and is_file(Path(folder, template.value)) for folder in facts.code.path)
         if shipped.renders_chats and template is not None and not has_file:
-            message, help = (
-                f"chat template `{template.value}` does not exist",
-                f"searched in {listed(facts.code.own)}",
-            )
+            message = f"chat template `{template.value}` does not exist"
+            help = f"searched in {listed(facts.code.own)}"
             yield Diagnostic("MC444", message, template.span, help=help)
         elif found.is_remote:
             help = f"the launch downloads it; to check it before: hf download {node.value}"

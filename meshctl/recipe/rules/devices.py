@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import combinations
 
 from meshctl.diagnostics import Diagnostic, Span
+from meshctl.recipe.allocation import Allocation, allocate, host_of, least_per_node
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
 from meshctl.text.english import counted, did_you_mean, in_words, listed
-from meshctl.topology.allocation import Allocation, allocate, host_of, least_per_node
 from meshctl.topology.cluster import Cluster as PlacedCluster
 from meshctl.topology.device_ranges import (
     DeviceRanges,

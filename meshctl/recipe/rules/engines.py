@@ -126,10 +126,8 @@ LABEL_VALUE = re.compile(f"(?:{_WORD})?", re.ASCII)
 def image_is_given(facts: Facts, options: JobSet) -> Iterator[Diagnostic]:
     """The engine `jobset` has an image for its pods."""
     if not options["image"]:
-        message, help = (
-            "engine `jobset` needs `engine.jobset.image`",
-            "name a container image that has meshctl",
-        )
+        message = "engine `jobset` needs `engine.jobset.image`"
+        help = "name a container image that has meshctl"
         yield Diagnostic("MC620", message, _span(facts), help=help, missing=True)
 
 

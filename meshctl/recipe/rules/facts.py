@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Span
+from meshctl.recipe.allocation import Allocation, allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found, GroupCode
 from meshctl.recipe.code.declarations import Declarations
 from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
@@ -22,11 +23,10 @@ from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tables import names_in
 from meshctl.recipe.code.transformers_plans import Plan, plan_of
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, merge, plain
-from meshctl.recipe.meshes import NoMesh, allocation_of, mesh_of
+from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
 from meshctl.recipe.reader import Read
 from meshctl.recipe.stages import StageModes, Times, modes_of, times_by_stage
-from meshctl.topology.allocation import Allocation
 from meshctl.topology.cluster import DEVICE_ALIASES
 from meshctl.topology.device_ranges import most_per_node
 from meshctl.topology.mesh import DeviceMesh

@@ -453,10 +453,8 @@ def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagn
     for given in (one for one in stage.inputs if len(one.stages) > 1):
         first: dict[str, str] = {}
         for index, name in enumerate(given.stages):
-            source, span = (
-                facts.recipe.pipeline.get(name),
-                facts.value("pipeline", stage.name, *input_path(given, index)),
-            )
+            source = facts.recipe.pipeline.get(name)
+            span = facts.value("pipeline", stage.name, *input_path(given, index))
             columns = own_columns(facts, source) if source is not None and not source.inputs else ()
             if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
                 message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"

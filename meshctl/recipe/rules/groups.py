@@ -48,10 +48,8 @@ def cpu_ranks_are_count(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic
 def keys_fit_device_type(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
     """Keys about accelerators are used only in groups on accelerators."""
     kind = group.device_type if facts.is_valid("groups", group.name, "device_type") else ""
-    one_device, shared = (
-        "remove it: a machine has one mps device",
-        "remove it: cpu groups share the machine anyway",
-    )
+    one_device = "remove it: a machine has one mps device"
+    shared = "remove it: cpu groups share the machine anyway"
     for on, key, is_used, use, help in (
         ("cpu", "gpus_per_worker", group.gpus_per_worker > 1, "is for devices", "remove it"),
         ("cpu", "visible_devices", group.visible_devices, "is for devices", "remove it"),
@@ -145,11 +143,9 @@ def program_exists(facts: Facts, group: DeviceGroup) -> Iterator[Diagnostic]:
         message, key = f"module `{program.module}` was not found", ("program", "module")
         help = f"searched in {_listed(own)} and the installed packages"
     elif own and program.cwd and "{" not in program.cwd and not is_dir(Path(own[0]) / program.cwd):
-        message, key, help = (
-            f"folder `{program.cwd}` was not found",
-            ("cwd",),
-            f"the path is relative to `{own[0]}`",
-        )
+        message = f"folder `{program.cwd}` was not found"
+        key = ("cwd",)
+        help = f"the path is relative to `{own[0]}`"
     elif program.script and "{" not in program.script and not program.script.startswith("-"):
         help = _missing_script(program, [Path(folder) for folder in own])
     if help:

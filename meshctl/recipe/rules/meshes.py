@@ -215,11 +215,9 @@ class Placed:
         data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
         if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
             return False
-        shards, tp, tied = (
-            layout.get("fsdp", 1) * layout.get("cp", 1),
-            layout.get("tp", 1),
-            self.facts.tied_rows,
-        )
+        shards = layout.get("fsdp", 1) * layout.get("cp", 1)
+        tp = layout.get("tp", 1)
+        tied = self.facts.tied_rows
         if shards > 1 and any(tied[one.name][0] % (shards * tp) for one in self._sharing if one.name in tied):
             return False
         return all(self._model_fits(model, layout, with_ring) for model in self._models)

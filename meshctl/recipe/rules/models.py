@@ -82,10 +82,8 @@ def model_is_not_quantized(facts: Facts, component: Component) -> Iterator[Diagn
     name = component.name
     tree = facts.declared_values(name) if facts.declares(name).layouts.cache else None
     if tree and (found := tree.get("quantization_config")) and found.value:
-        message, span = (
-            f"the model of `{name}` is quantized",
-            facts.value("components", name, "args", "model"),
-        )
+        message = f"the model of `{name}` is quantized"
+        span = facts.value("components", name, "args", "model")
         help = "name the model with its full weights"
         yield Diagnostic("MC473", message, span, (found.span.with_word("its quantization"),), help)
 

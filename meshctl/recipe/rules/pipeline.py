@@ -126,10 +126,8 @@ def _stages(facts: Facts) -> Iterator[Reference]:
             span = facts.item("pipeline", block.name, "after", index=index)
             yield Reference("pipeline", other, span, "MC530", f"stage `{other}` does not exist")
     for metric in facts.metrics if facts.recipe.pipeline else ():
-        message, after = (
-            f"stage `{metric.stage}` of metric `{metric.text}` does not exist",
-            metric.text[len(metric.stage) :],
-        )
+        message = f"stage `{metric.stage}` of metric `{metric.text}` does not exist"
+        after = metric.text[len(metric.stage) :]
         yield Reference("pipeline", metric.stage, metric.span, "MC560", message, after=after)
 
 
@@ -255,18 +253,14 @@ def joined_stages_differ(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 def sync_has_two_ends(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """A sync connects two different components, the target loads weights, and `max_staleness` fits
     `every`."""
-    name, target, to = (
-        stage.name,
-        facts.recipe.components.get(stage.to),
-        facts.value("pipeline", stage.name, "to"),
-    )
+    name = stage.name
+    target = facts.recipe.components.get(stage.to)
+    to = facts.value("pipeline", stage.name, "to")
     if stage.kind != "sync":
         return
     if stage.component and stage.component == stage.to:
-        message, help = (
-            f"sync `{name}` goes from `{stage.to}` to itself",
-            "write the component that receives the weights",
-        )
+        message = f"sync `{name}` goes from `{stage.to}` to itself"
+        help = "write the component that receives the weights"
         yield Diagnostic("MC550", message, to, help=help)
     if stage.lag < 0 and facts.is_valid("pipeline", name):
         age = f"the weights are up to {counted(stage.every - 1, 'step')} old"
@@ -382,10 +376,8 @@ def over_has_samples(facts: Facts, block: Block) -> Iterator[Diagnostic]:
         if stage.is_without_data or (mode and not (mode.is_batch or mode.is_first)):
             message = f"`{over}` has no batch that block `{block.name}` can cut into minibatches"
     if message:
-        span, help = (
-            facts.value("pipeline", block.name, "repeat", "over"),
-            "use a stage outside of the block that produces a batch",
-        )
+        span = facts.value("pipeline", block.name, "repeat", "over")
+        help = "use a stage outside of the block that produces a batch"
         yield Diagnostic("MC574", message, span, help=help)
     elif stage is not None and 0 < stage.samples < block.size:
         size = facts.value("pipeline", block.name, "repeat", "size")

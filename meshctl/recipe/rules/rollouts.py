@@ -468,10 +468,8 @@ def columns_come_once(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
 def options_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
     """The functions of the loss and of its advantage have the options that the recipe sets."""
     for kind, function in (("loss", loss_of), ("advantage", advantage_of)):
-        chosen, given = (
-            function(facts, component.name),
-            facts.argument(component.name, ("args", f"{kind}_options")),
-        )
+        chosen = function(facts, component.name)
+        given = facts.argument(component.name, ("args", f"{kind}_options"))
         parameters = parameters_of(facts.code_of(component.name), chosen[1]) if chosen else None
         if chosen is None or given is None or not given.is_mapping or parameters is None:
             continue

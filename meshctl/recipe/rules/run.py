@@ -156,10 +156,8 @@ def trace_is_in_the_run(facts: Facts) -> Iterator[Diagnostic]:
 def trackers_are_installed(facts: Facts, track: Track) -> Iterator[Diagnostic]:
     """The library of each tracker is installed. Another machine may launch the recipe."""
     if (library := LIBRARIES.get(track.name)) and not installed_version(library):
-        message, help = (
-            f"`{track.name}` needs `{library}`, which is not installed here",
-            install_command(EXTRA),
-        )
+        message = f"`{track.name}` needs `{library}`, which is not installed here"
+        help = install_command(EXTRA)
         yield Diagnostic("MC442", message, _span(facts, track), help=help, severity="note")
 
 

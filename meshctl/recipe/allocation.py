@@ -18,12 +18,15 @@ The only exception is a group whose workers leave some devices of every node unu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from functools import cached_property
 from math import lcm
-from typing import Protocol
 
 from meshctl.dataclass import dataclass
+from meshctl.recipe.meshes import NoMesh, mesh_of
+from meshctl.recipe.model import Cluster as Hardware
+from meshctl.recipe.model import DeviceGroup, Recipe, Sizes
 from meshctl.topology.cluster import ACCELERATORS, Cluster, DevicesPerNode, NodeRanges
 from meshctl.topology.device_ranges import (
     UNLIMITED,
@@ -39,61 +42,11 @@ from meshctl.topology.device_ranges import (
 
 MAX_STEPS = 64
 """The number of node sizes, or of numbers of nodes, that the search for the smallest one tries one by one."""
-
-
-class Group(Protocol):
-    """The request of one device group."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def device_type(self) -> str: ...
-    @property
-    def ranks(self) -> int | tuple[int, ...]:
-        """A count of devices, or the numbers of the devices."""
-
-    @property
-    def devices(self) -> int:
-        """The number of devices."""
-
-    @property
-    def gpus_per_worker(self) -> int: ...
-    @property
-    def colocate(self) -> str:
-        """The group whose devices it shares; empty for none."""
-
-    @property
-    def nodes(self) -> tuple[int | str, ...]:
-        """The numbers of nodes, and the names of node pools, on which it is placed; empty for all nodes."""
-
-
-Groups = Mapping[str, Group]
+WITHIN_LAYERS = ("tp", "etp", "ep")
+"""Dims whose process groups communicate within every layer, the most frequent ones first."""
+CLOSE_SIZES = tuple(f"{dim}_size" for dim in (*WITHIN_LAYERS, "fsdp"))
+Groups = Mapping[str, DeviceGroup]
 Ranges = dict[str, DeviceRanges]
-
-
-class Hardware(Protocol):
-    """The statements of a recipe about the cluster."""
-
-    @property
-    def nodes(self) -> int:
-        """The number of nodes; 0 if it is unknown."""
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        """The device types that the cluster has, whether or not a group uses them."""
-
-    @property
-    def pools(self) -> tuple[tuple[str, int], ...]:
-        """(name, number of nodes) of each node pool."""
-
-    def devices_of(self, device_type: str) -> int | DevicesPerNode:
-        """Returns the devices per node: one number for all nodes, or runs of equal nodes; 0 if unknown. If
-        the recipe does not distinguish types, the result is the same for every name, including ""."""
-
-    def ranges_of(self, nodes: tuple[int | str, ...]) -> NodeRanges:
-        """Returns the nodes that a group names. Unknown names are left out."""
-
-
 Neighbours = tuple[int, ...]
 """Numbers of ranks that should be on one node, the most important one first."""
 
@@ -108,6 +61,29 @@ class Allocation:
     absent."""
     nodes: Mapping[str, NodeRanges] = field(default_factory=dict)
     """The nodes of each cpu group that names some."""
+
+
+def allocation_of(recipe: Recipe) -> Allocation:
+    """Returns the devices of every group."""
+    neighbours = {name: tuple(dict.fromkeys(_neighbours(recipe, name))) for name in recipe.groups}
+    return allocate(recipe.groups, recipe.cluster, neighbours)
+
+
+def _neighbours(recipe: Recipe, group: str) -> Iterator[int]:
+    """Yields the numbers of neighbouring ranks of a group that exchange data within every layer, and those
+    that shard a replica (HSDP)."""
+    meshes = []
+    for component in recipe.components_of(group) if recipe.groups[group].device_type != "cpu" else ():
+        layout = component.parallel
+        if isinstance(layout, Sizes) and any(key in CLOSE_SIZES for key, _ in layout.given):
+            with suppress(NoMesh):
+                meshes.append(mesh_of(recipe, component))
+    for dim in (*WITHIN_LAYERS, "fsdp"):
+        for mesh in meshes:
+            stride, size = mesh.stride(dim), mesh.size(dim)
+            is_close = dim != "fsdp" or mesh.size("dp") > 1
+            if stride and size > 1 and is_close:
+                yield size * stride
 
 
 def allocate(groups: Groups, hardware: Hardware, neighbours: Mapping[str, Neighbours] = {}) -> Allocation:
@@ -217,11 +193,11 @@ class Demand:
     """Group -> the number of devices of each of its sets of neighbours, which are on one node."""
 
     @cached_property
-    def own(self) -> list[Group]:
+    def own(self) -> list[DeviceGroup]:
         return [group for group in self.groups.values() if group.device_type == self.kind]
 
     @cached_property
-    def counted(self) -> list[Group]:
+    def counted(self) -> list[DeviceGroup]:
         """The groups that receive free devices, those that name nodes first."""
         found = [group for group in self.own if isinstance(group.ranks, int) and not group.colocate]
         return sorted(found, key=lambda group: group.name not in self.on)
@@ -260,11 +236,11 @@ class Demand:
         larger_first = self._in_order(sorted(self.counted, key=self._rank))
         return larger_first if self.is_met(larger_first) else found
 
-    def _rank(self, group: Group) -> tuple[int, int]:
+    def _rank(self, group: DeviceGroup) -> tuple[int, int]:
         block = max(group.gpus_per_worker, *self.neighbours.get(group.name, (1,)))
         return -block, sum(stop - start for start, stop in self.on.get(group.name, ((0, UNLIMITED),)))
 
-    def _in_order(self, groups: Iterable[Group]) -> Ranges:
+    def _in_order(self, groups: Iterable[DeviceGroup]) -> Ranges:
         """Returns the devices if the groups with counts receive the next free ones in this order."""
         lists = {group.name: group.ranks for group in self.own if isinstance(group.ranks, tuple)}
         ranges = {name: tuple(merged((number, number + 1) for number in one)) for name, one in lists.items()}

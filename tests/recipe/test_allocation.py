@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshctl.recipe.allocation import Allocation, allocate, least_per_node
 from meshctl.recipe.model import Cluster, DeviceGroup, NodePool
-from meshctl.topology.allocation import Allocation, allocate, least_per_node
 from meshctl.topology.cluster import Cluster as Nodes
 from meshctl.topology.device_ranges import (
     DeviceRanges,
