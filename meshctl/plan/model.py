@@ -396,10 +396,13 @@ def as_data(value: Any) -> Any:
     value. The key of a field is its name, or the `key` in its metadata.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        stored = [
-            (part, item) for part in fields(value) if _is_stored(part, item := getattr(value, part.name))
-        ]
-        return {_key(part): as_data(item) for part, item in stored}
+        found = {}
+        for part in fields(value):
+            item, meta = getattr(value, part.name), part.metadata
+            default = part.default if part.default_factory is MISSING else part.default_factory()
+            if meta.get("stored", not meta.get("sparse") or item != default):
+                found[_key(part)] = as_data(item)
+        return found
     if isinstance(value, Mapping):
         return {str(key): as_data(item) for key, item in value.items()}
     return [as_data(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -407,11 +410,6 @@ def as_data(value: Any) -> Any:
 
 def _key(part: Field[Any]) -> str:
     return str(part.metadata.get("key", part.name))
-
-
-def _is_stored(part: Field[Any], item: Any) -> bool:
-    default = part.default if part.default_factory is MISSING else part.default_factory()
-    return bool(part.metadata.get("stored", not part.metadata.get("sparse") or item != default))
 
 
 def from_data(kind: Any, data: Any) -> Any:

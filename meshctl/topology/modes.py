@@ -17,7 +17,6 @@ ranks get the same result without communication.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import gcd
 from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
@@ -340,34 +339,11 @@ def producers_of(mesh: DeviceMesh, execute: ExecuteMode, producers: int, rank: i
 
 def part_count(mesh: DeviceMesh, execute: ExecuteMode, mode: DispatchMode, producers: int) -> int:
     """Returns the number of different parts of a batch that workers receive. If the execute mode is per
-    producer, these are the parts of all producers together."""
+    producer, these are the parts of all producers together, as long as no data rank has two producers."""
     if execute.is_single:
         return 1
-    if execute.is_joint:
-        return mode.share_count(mesh)
-    each, more = divmod(mesh.world_size, producers)
-    if not each:
-        return producers
-    larger, smaller = range(more), range(more, producers)
-    return sum(_parts_of(mode, mesh, execute, producers, some) for some in (larger, smaller) if some)
-
-
-def _parts_of(mode: DispatchMode, mesh: DeviceMesh, execute: ExecuteMode, producers: int, some: range) -> int:
-    """The number of parts of the consecutive producers `some`, each of which has the same number of workers.
-
-    A producer's number of parts depends on the position of its first worker within the n ranks of a share
-    (`ranks_per_share`) only. These positions repeat, so one period of them is counted.
-    """
-
-    def count(numbers: range) -> int:
-        workers = (workers_of(mesh, execute, number, producers) for number in numbers)
-        return sum(len(run) for ranks in workers for run in mode.shares_of(mesh, ranks))
-
-    step = mode.ranks_per_share(mesh)
-    size = len(workers_of(mesh, execute, some.start, producers))
-    period = step // gcd(step, size) if step else len(some)
-    times, rest = divmod(len(some), period)
-    return (times * count(some[:period]) if times else 0) + count(some[:rest])
+    shares = mode.share_count(mesh)
+    return shares if execute.is_joint else max(shares, producers)
 
 
 # Routes

@@ -170,7 +170,9 @@ def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
     if size == 1:
         return "inside"
     nodes = _nodes_of_ranks(runs)
-    if stride is None or not GroupPlacement(runs).is_in_order or not _covers_world(mesh, len(nodes)):
+    last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
+    is_whole = mesh.world_size == len(nodes) and mesh.rank({}) == 0 and mesh.rank(last) == len(nodes) - 1
+    if stride is None or not is_whole or not GroupPlacement(runs).is_in_order:
         spans = {len({nodes[rank] for rank in ranks}) > 1 for ranks in mesh.process_groups(dim)}
     else:  # the first and the last rank of each group, by the fewest slices
         block, reach = size * stride, (size - 1) * stride
@@ -187,8 +189,3 @@ def span_nodes(runs: tuple[NodeRun, ...], mesh: DeviceMesh, dim: str) -> Reach:
 def _nodes_of_ranks(runs: tuple[NodeRun, ...]) -> list[int]:
     repeated = (repeat(run.first_node + place, run.each) for run in runs for place in range(run.nodes))
     return list(chain.from_iterable(repeated))
-
-
-def _covers_world(mesh: DeviceMesh, ranks: int) -> bool:
-    last = {dim: size - 1 for dim, size in zip(mesh.mesh_dim_names, mesh.shape, strict=True)}
-    return mesh.world_size == ranks and mesh.rank({}) == 0 and mesh.rank(last) == ranks - 1
