@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, overload
 from meshctl.dataclass import dataclass
 from meshctl.topology.cluster import DEVICE_ALIASES, DEVICE_TYPES
 from meshctl.topology.sizes import DIMS as DIMS
-from meshctl.topology.sizes import EXPERT_DIMS, settle, whole
+from meshctl.topology.sizes import EXPERT_DIMS, SIZES, settle, whole
 from meshctl.topology.strides import Dim, Layout, join, offset, offsets, row_major, size_of, split
 
 if TYPE_CHECKING:
@@ -98,11 +98,9 @@ class DeviceMesh:
 
     def __post_init__(self) -> None:
         names = _dim_names(self.mesh_dim_names)
-        if not isinstance(self.shape, (tuple, list)):
-            raise MeshError(f"a shape must have a size for each dim, such as (2, 4), not {self.shape!r}")
         if len(self.shape) != len(names):
             raise MeshError(f"{len(self.shape)} sizes {self.shape} for {len(names)} dims {', '.join(names)}")
-        written = self.device_type.lower() if isinstance(self.device_type, str) else ""
+        written = str(self.device_type).lower()
         if (device_type := DEVICE_ALIASES.get(written, written)) not in DEVICE_TYPES:
             raise MeshError(
                 f"device type {self.device_type!r} does not exist; available: {', '.join(DEVICE_TYPES)}"
@@ -153,18 +151,8 @@ class DeviceMesh:
 
         Raises `MeshError` with the broken rule and the nearest sizes that satisfy it.
         """
-        stated = {
-            "pp_size": pp_size,
-            "dp_size": dp_size,
-            "fsdp_size": fsdp_size,
-            "cp_size": cp_size,
-            "tp_size": tp_size,
-            "ulysses_size": ulysses_size,
-            "ep_size": ep_size,
-            "etp_size": etp_size,
-            "ep_fsdp_size": ep_fsdp_size,
-            "vpp_size": vpp_size,
-        }
+        given = locals()
+        stated = {size: given[size] for size in SIZES}
         order = _as_tuple(order)
         if len(order) != len(DIMS) or any(dim not in order for dim in DIMS):
             raise MeshError(
@@ -245,10 +233,6 @@ class DeviceMesh:
     def rank(self, coordinate: Mapping[str, int]) -> int:
         """Returns the rank at a coordinate, which may be one of a view: {"ep": 1}. Dims that the coordinate
         leaves out have the index 0."""
-        if not isinstance(coordinate, Mapping):
-            raise MeshError(
-                f"a coordinate must have an index for each dim, such as {{'tp': 1}}, not {coordinate!r}"
-            )
         home, dims = self._dims(tuple(coordinate))
         at = {
             dim: _dim_index(dim, coordinate[dim], size_of(digits))
@@ -267,8 +251,7 @@ class DeviceMesh:
 
     def _dim_rank(self, rank: int | None, dim: str) -> int:
         home, _ = self._dims((dim,))
-        indices = home._indices(rank)
-        return indices[home._number[dim]] if dim in home._number else 0
+        return home.coordinate(rank).get(dim, 0)
 
     def data_rank(self, rank: int | None = None) -> int:
         """Returns the data rank: the number of the share of a batch that a rank works on. Ranks that differ
@@ -311,10 +294,8 @@ class DeviceMesh:
         does, or pp with virtual stages."""
         number, name = _rank_and_dim(rank, dim)
         home, (digits,) = self._dims((name,))
-        size, at, steps = size_of(digits), home.coordinate(number), whole(by)
-        if steps is None:
-            raise MeshError(f"the distance of a neighbour must be an integer, not {by!r}")
-        index = at.get(name, 0) + steps
+        size, at = size_of(digits), home.coordinate(number)
+        index = at.get(name, 0) + int(by)
         if not ring and not 0 <= index < size:
             return None
         return home.rank({**at, name: index % size} if name in at else at)
@@ -358,13 +339,8 @@ class DeviceMesh:
         """Returns all ranks with this index in a dim, in rising order. `ranks_at("pp", 0)` are the ranks of
         the first pp stage."""
         home, _ = self._dims((dim,))
-        return tuple(
-            sorted(
-                home.ranks_along(
-                    [name for name in home.mesh_dim_names if name != dim], home.rank({dim: index})
-                )
-            )
-        )
+        others = [name for name in home.mesh_dim_names if name != dim]
+        return tuple(sorted(home.ranks_along(others, home.rank({dim: index}))))
 
     def process_groups(self, dims: str | Iterable[str]) -> Iterator[tuple[int, ...]]:
         """Returns the groups of ranks along `dims`, in the same order on every rank. Each rank is in one of
@@ -452,10 +428,12 @@ class DeviceMesh:
         last one the fastest. Its name is `name`, or by default the names of `dims` as in torch: `dp_fsdp`.
         """
         names = _dim_names(dims or self.mesh_dim_names)
-        home, digits = self._dims(names)
+        home, _ = self._dims(names)
         name = name or "_".join(names)
         _refuse_reserved(name)
-        return home if names == (name,) else _joined(home, names, digits, name)
+        if names == (name,):
+            return home
+        return _refactored(home, _replaced(home.mesh_dim_names, names, (name,)), names, {}, name)
 
     def unflatten(self, dim: str, sizes: Mapping[str, int]) -> DeviceMesh:
         """Returns the mesh with `dim`, which may be a dim of a view, divided into the dims of `sizes`. The
@@ -466,10 +444,6 @@ class DeviceMesh:
         """
         home, (digits,) = self._dims((dim,))
         size = size_of(digits)
-        if not isinstance(sizes, Mapping):
-            raise MeshError(
-                f"the parts of {dim} must be names with sizes, {{'ring': 2, 'heads': 4}}, not {sizes!r}"
-            )
         parts = {name: _dim_size(f"the size of {name}", part) for name, part in sizes.items()}
         if not parts or prod(parts.values()) != size:
             product = " x ".join(f"{name} {part}" for name, part in parts.items()) or "no part"
@@ -485,7 +459,7 @@ class DeviceMesh:
     def view(self, name: str) -> DeviceMesh:
         """Returns the same ranks by other dims: "data" (pp, data, ulysses, cp, tp) or "expert" (pp, ep_fsdp,
         ep, etp)."""
-        if not isinstance(name, str) or name not in VIEWS:
+        if name not in VIEWS:
             raise MeshError(f"view {name!r} does not exist; available: {' and '.join(VIEWS)}")
         if not self.has_views:
             raise MeshError(
@@ -496,8 +470,7 @@ class DeviceMesh:
     @cached_property
     def _views(self) -> dict[str, DeviceMesh]:
         names = self.mesh_dim_names
-        first = min((names.index(dim) for dim in DATA_DIMS if dim in names), default=0)
-        order = _replaced(names, DATA_DIMS, first, ("data", "ulysses"))
+        order = _replaced(names, DATA_DIMS, ("data", "ulysses"))
         stage = tuple(dim for dim in names if dim != "pp")
         experts = (*(dim for dim in names if dim == "pp"), *EXPERT_DIMS)
         sizes = {"etp": self.etp_size, "ep": self.ep_size}
@@ -570,19 +543,12 @@ class DeviceMesh:
 
     def _look_up(self, names: tuple[str, ...]) -> tuple[DeviceMesh, tuple[Dim, ...]]:
         _dim_names(names)
-        for home in (
-            self,
-            *(
-                self._views[view]
-                for view, dims in VIEWS.items()
-                if any(dim in dims for dim in names) and self.has_views
-            ),
-        ):
-            if all(dim in home._number or dim in home.absent for dim in names):
-                return home, tuple(
-                    home.layout.dims[home._number[dim]] if dim in home._number else () for dim in names
-                )
         views = VIEWS if self.has_views else {}
+        named = [self._views[view] for view, dims in views.items() if any(dim in dims for dim in names)]
+        for home in (self, *named):
+            if all(dim in home._number or dim in home.absent for dim in names):
+                number = home._number
+                return home, tuple(home.layout.dims[number[dim]] if dim in number else () for dim in names)
         of_views = [dim for dims in views.values() for dim in dims]
         known = (*self.mesh_dim_names, *self.absent, *of_views)
         if strange := [dim for dim in names if dim not in known]:
@@ -716,20 +682,9 @@ def _extent(mesh: DeviceMesh) -> str:
 # Meshes made from a mesh: by other strides, or by a table of the ranks where strides cannot describe them
 
 
-def _joined(mesh: DeviceMesh, dims: tuple[str, ...], digits: Sequence[Dim], name: str) -> DeviceMesh:
-    """Returns the mesh with `dims` joined into the dim `name`, at the position of the outermost of them. The
-    last of `dims` is the fastest. `digits` has the digits of each of `dims`."""
-    by_name = dict(zip(mesh.mesh_dim_names, mesh.layout.dims, strict=True))
-    first = min((mesh.mesh_dim_names.index(dim) for dim in dims if dim in by_name), default=0)
-    order = _replaced(mesh.mesh_dim_names, dims, first, (name,))
-    by_name[name] = join(digits)
-    return _regrouped(mesh, order, [by_name[dim] for dim in order], dims)
-
-
-def _replaced(
-    names: tuple[str, ...], old: Sequence[str], first: int, new: tuple[str, ...]
-) -> tuple[str, ...]:
-    """Returns the names with `new` inserted before the position `first`, and without `old`."""
+def _replaced(names: tuple[str, ...], old: Sequence[str], new: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names with `new` at the position of the outermost of `old`, and without `old`."""
+    first = min((names.index(name) for name in old if name in names), default=0)
     before = (name for name in names[:first] if name not in old)
     after = (name for name in names[first:] if name not in old)
     return (*before, *new, *after)

@@ -59,21 +59,6 @@ NO_NEEDS = Needs()
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """Sizes that would satisfy a broken rule."""
-
-    sizes: Mapping[str, int | bool]
-    """Dim -> size; the dims are named without `_size`."""
-    is_layout: bool = False
-    """True if `sizes` has all dims of a layout, so that dims of size 1 need not be shown."""
-
-    def __str__(self) -> str:
-        if self.is_layout:
-            return drawn({dim: int(size) for dim, size in self.sizes.items()})
-        return " x ".join(f"{dim} {str(size).lower()}" for dim, size in self.sizes.items())
-
-
-@dataclass(frozen=True)
 class Misfit:
     """A rule that the sizes break."""
 
@@ -84,14 +69,14 @@ class Misfit:
     """The error message without proposals; keys are in backquotes."""
     drawn: str = ""
     """The calculation that fails, such as `dp 2 x tp 3 = 6`."""
-    fits: tuple[Proposal, ...] = ()
-    """Sizes that satisfy the rule, the nearest to the stated ones first."""
+    fits: tuple[str, ...] = ()
+    """Sizes that satisfy the rule, such as `dp 4 x tp 2`, the nearest to the stated ones first."""
 
     @property
     def text(self) -> str:
         """The message for programmers, with the proposals."""
         plain = self.message.replace("`", "")
-        return f"{plain}; nearest that fit: {'; '.join(map(str, self.fits))}" if self.fits else plain
+        return f"{plain}; nearest that fit: {'; '.join(self.fits)}" if self.fits else plain
 
 
 @dataclass(frozen=True)
@@ -163,7 +148,11 @@ def settle(
 
 def drawn(sizes: Mapping[str, int]) -> str:
     """Returns a layout as text, `dp 2 x tp 4`, outermost first and without dims of size 1."""
-    return " x ".join(f"{dim} {sizes[dim]}" for dim in DIMS if sizes.get(dim, 1) > 1) or "one rank"
+    return _product({dim: sizes[dim] for dim in DIMS if sizes.get(dim, 1) > 1}) or "one rank"
+
+
+def _product(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{dim} {size}" for dim, size in sizes.items())
 
 
 def divisors(number: int) -> list[int]:
@@ -279,7 +268,7 @@ def _product_misfit(dims: Dims, inferred: str | None, world: int, layouts: Seque
     the nearest fitting layout changes."""
     changed = [dim for dim in reversed(dims) if layouts and layouts[0][dim] != dims[dim]]
     wrong = changed[0] if changed else next(reversed(dims), "dp")
-    total, stated = prod(dims.values()), " x ".join(f"{dim} {size}" for dim, size in dims.items())
+    total, stated = prod(dims.values()), _product(dims)
     filled = {**dims, inferred: world // total} if inferred and world // total > 1 else dims
     calculation = f"{drawn(filled)} = {prod(filled.values())}"
     if prod(filled.values()) == dims.get(wrong):
@@ -287,7 +276,7 @@ def _product_misfit(dims: Dims, inferred: str | None, world: int, layouts: Seque
     message = f"{stated} = {total}, but the number of ranks is {world}"
     if inferred:
         message = f"{stated} = {total} does not divide the {world} ranks"
-    fits = tuple(Proposal(layout, is_layout=True) for layout in layouts[:MAX_PROPOSALS])
+    fits = tuple(map(drawn, layouts[:MAX_PROPOSALS]))
     return Misfit("product", f"{wrong}_size", message, calculation, fits)
 
 
@@ -318,14 +307,16 @@ class _Checked:
         if data % ulysses == 0:
             return
         message = f"`ulysses_size` {ulysses} does not divide dp x fsdp, which is {data}"
-        fitting = [size for size in divisors(data) if self._fits_needs(size)] or divisors(data)
+        needs = self.needs
+        fitting = [
+            size
+            for size in divisors(data)
+            if needs.size("ulysses", size) and needs.layout({**self.held, "ulysses": size})
+        ] or divisors(data)
         fitting.sort(key=lambda size: (abs(size - ulysses), size))
-        fits = tuple(Proposal({"ulysses": size}) for size in fitting[:MAX_PROPOSALS])
+        fits = tuple(f"ulysses {size}" for size in fitting[:MAX_PROPOSALS])
         calculation = f"dp {self.held['dp']} x fsdp {self.held['fsdp']} = {data}"
         yield Misfit("ulysses", "ulysses_size", message, calculation, fits)
-
-    def _fits_needs(self, ulysses: int) -> bool:
-        return self.needs.size("ulysses", ulysses) and self.needs.layout({**self.held, "ulysses": ulysses})
 
     def experts(self) -> Iterator[Misfit]:
         ranks = _stage(self.held)
@@ -333,46 +324,42 @@ class _Checked:
             return
         stated = {dim: self.stated[dim] for dim in EXPERT_DIMS if dim in self.stated}
         inferred = _inferred_expert_dim(self.given, stated)
-        message = " x ".join(f"{dim} {size}" for dim, size in stated.items())
+        message = _product(stated)
         if inferred:
             message += f" does not divide the {ranks} ranks of a pipeline stage"
         else:
             message += f" = {prod(stated.values())}, but a pipeline stage has {ranks} ranks"
-        changes = [
-            {dim: layout[dim] for dim in stated if layout[dim] != stated[dim]}
-            for layout in self._expert_layouts(stated, inferred, ranks)
-        ]
-        changed = [dim for dim in EXPERT_DIMS if changes and dim in changes[0]]
-        wrong = changed[0] if changed else next(reversed(stated))
-        fits = tuple(Proposal(change) for change in changes[:MAX_PROPOSALS])
-        calculation = f"{drawn(self.held)}: {ranks} ranks a stage"
-        yield Misfit("experts", f"{wrong}_size", message, calculation, fits)
-
-    def _expert_layouts(self, stated: Dims, inferred: str | None, ranks: int) -> list[Dims]:
         rest = prod(size for dim, size in stated.items() if dim != "ep_fsdp")
         if not inferred and ranks % rest == 0:
-            return [{**stated, "ep_fsdp": ranks // rest}]
-        near = _near(stated, EXPERT_DIMS, inferred, ranks, self.needs)
-        return near or _near(stated, EXPERT_DIMS, inferred, ranks)
+            layouts = [{**stated, "ep_fsdp": ranks // rest}]
+        else:
+            layouts = _near(stated, EXPERT_DIMS, inferred, ranks, self.needs)
+            layouts = layouts or _near(stated, EXPERT_DIMS, inferred, ranks)
+        changes = [{dim: layout[dim] for dim in stated if layout[dim] != stated[dim]} for layout in layouts]
+        changed = [dim for dim in EXPERT_DIMS if changes and dim in changes[0]]
+        wrong = changed[0] if changed else next(reversed(stated))
+        fits = tuple(map(_product, changes[:MAX_PROPOSALS]))
+        calculation = f"{drawn(self.held)}: {ranks} ranks a stage"
+        yield Misfit("experts", f"{wrong}_size", message, calculation, fits)
 
     def vpp(self) -> Iterator[Misfit]:
         vpp = self.held["vpp"]
         if vpp > 1 and self.held["pp"] == 1:
             message = f"`vpp_size` {vpp} needs a pipeline, but `pp_size` is 1"
-            yield Misfit("vpp", "vpp_size", message, "pp 1", (*self._wider("pp"), Proposal({"vpp": 1})))
+            yield Misfit("vpp", "vpp_size", message, "pp 1", (*self._wider("pp"), "vpp 1"))
 
     def sequence_parallel(self) -> Iterator[Misfit]:
         if self.held["tp"] == 1:
             message = "`sequence_parallel` needs tensor parallelism, but `tp_size` is 1"
-            fits = self._wider("tp") or (Proposal({"sequence_parallel": False}),)
+            fits = self._wider("tp") or ("sequence_parallel false",)
             yield Misfit("sequence_parallel", "sequence_parallel", message, "tp 1", fits)
 
-    def _wider(self, dim: str) -> tuple[Proposal, ...]:
+    def _wider(self, dim: str) -> tuple[str, ...]:
         """Proposes the nearest layout in which the size of a dim is above 1."""
         if self.world is None:
-            return (Proposal({dim: 2}),)
+            return (f"{dim} 2",)
         inferred = None if self.inferred == dim else self.inferred
         for layout in keeping({**self.stated, dim: 2}, inferred, self.world, self.needs):
             if layout[dim] > 1:
-                return (Proposal(layout, is_layout=True),)
+                return (drawn(layout),)
         return ()

@@ -382,7 +382,7 @@ def _diagnostic(facts: Facts, component: Component, sizes: Sizes, misfit: Misfit
     if misfit.rule == "auto":
         message = "only one size can be `auto`"
     span = facts.value("components", component.name, "parallel", misfit.size).with_word(misfit.drawn)
-    help = f"nearest that fit: {'; '.join(map(str, misfit.fits))}" if misfit.fits else ""
+    help = f"nearest that fit: {'; '.join(misfit.fits)}" if misfit.fits else ""
     seconds = (_contradicted(facts, component, sizes, misfit),)
     if (each := facts.recipe.groups[component.group].gpus_per_worker) > 1 and misfit.rule == "product":
         help = f"remove `gpus_per_worker`, with which a process drives {each} devices; {help}"
