@@ -86,17 +86,6 @@ def along(mesh: DeviceMesh, dims: tuple[str, ...], rank: int) -> Ranks:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Samples that move from one producer to one share."""
-
-    producer: int
-    """The index of the producer."""
-    share: int
-    samples: range
-    """Positions in the batch. All ranks that receive the share receive the same samples."""
-
-
-@dataclass(frozen=True)
 class EvenFlow:
     """The meshes and modes of both ends of a route, and an even batch of `total` samples on it."""
 
@@ -146,11 +135,6 @@ class EvenFlow:
             return possible
         return _touched(even_split(self.total, self.shares, self.share_of(rank)), self.total, self.producers)
 
-    def part_of(self, rank: int, producer: int) -> Part:
-        """The samples that a rank receives from one of its producers."""
-        share = self.share_of(rank)
-        return Part(producer, share, self._samples(producer, share))
-
     def samples_of(self, rank: int) -> int:
         """The number of samples that a rank receives."""
         producers = self.producers_of(rank)
@@ -166,7 +150,7 @@ class EvenFlow:
         if not producers or (self.execute.is_per_producer and len(producers) > 1):
             return range(0)
         if self.execute.is_per_producer:
-            return self._samples(producers[0], self.share_of(rank))
+            return self.samples(producers[0], self.share_of(rank))
         return even_split(self.total, self.shares, self.share_of(rank))
 
     # A producer's side
@@ -176,9 +160,6 @@ class EvenFlow:
         if self.execute.is_per_producer:
             return self.mode.shares_of(self.target, self.workers_of(producer))
         return (_touched(self.held(producer), self.total, self.shares),)
-
-    def part_for(self, producer: int, share: int) -> Part:
-        return Part(producer, share, self._samples(producer, share))
 
     def ranks_of(self, producer: int, share: int) -> Ranks:
         """The ranks that receive a share of a producer's samples."""
@@ -198,7 +179,8 @@ class EvenFlow:
         """The ranks that may receive samples of a producer."""
         return workers_of(self.target, self.execute, producer, self.producers)
 
-    def _samples(self, producer: int, share: int) -> range:
+    def samples(self, producer: int, share: int) -> range:
+        """The samples that move from a producer to all ranks of a share, as positions in the batch."""
         held = self.held(producer)
         if not self.execute.is_per_producer:
             wanted = even_split(self.total, self.shares, share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshctl.topology.flows import EvenFlow, Part, along
+from meshctl.topology.flows import EvenFlow, along
 from meshctl.topology.mesh import DIMS, DeviceMesh
 from meshctl.topology.modes import EXECUTE
 
@@ -30,5 +30,4 @@ def test_a_million_ranks_are_as_quick_as_eight() -> None:
     for execute in EXECUTE:
         links = EvenFlow(mesh, mesh, 1 << 30, execute=EXECUTE[execute])
         received = links.producers_of(0)
-        assert links.samples_of(0) == links.part_of(0, received[-1]).samples.stop
-        assert links.part_for(0, 0) == Part(0, 0, links.part_of(0, 0).samples)
+        assert links.samples_of(0) == links.samples(received[-1], links.share_of(0)).stop

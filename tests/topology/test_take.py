@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from random import Random
 
-import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,64 +94,6 @@ def test_the_bound_is_reached() -> None:
             ranks.step(step, 99, 0.0)
         ages += ranks.ages
     assert max(ages) == 2
-
-
-def length(number: int) -> float:
-    """The time of a pass: one in ten takes up to ten times as long as the others."""
-    chosen = Random(number)
-    return chosen.uniform(5, 10) if chosen.random() < 0.1 else chosen.uniform(0.5, 1.5)
-
-
-def trained_by_taking(steps: int, take: int) -> list[int]:
-    """Returns the numbers that a block takes whose passes end in the order of simulated time."""
-    state, ends, now, found = Taking(take, 2, 1, ranks=1), dict[int, float](), 0.0, list[int]()
-    for step in range(1, steps + 1):
-        state.begin(step)
-        while not state.is_full:
-            ends |= {number: now + length(number) for number in state.deal(10**6)}
-            ended = [number for number, end in ends.items() if end <= now]
-            ends = {number: end for number, end in ends.items() if end > now}
-            state.receive([(ended, [])])
-            if not state.is_full:
-                now = min(ends.values())
-        found += [one.number for one in state.batch]
-    return found
-
-
-def trained_by_dropping(steps: int, take: int) -> list[int]:
-    """Returns the numbers of a policy that takes what ends first, and drops what is older than its bound."""
-    following, dealt, ends, now, found = 0, dict[int, int](), dict[int, float](), 0.0, list[int]()
-    for step in range(1, steps + 1):
-        for number in [number for number, begun in dealt.items() if step - begun > 3]:
-            del dealt[number], ends[number]
-        batch = list[int]()
-        while len(batch) < take:
-            while len(dealt) < 3 * take:
-                dealt[following], ends[following] = step, now + length(following)
-                following += 1
-            number = min(ends, key=ends.__getitem__)
-            now = max(now, ends.pop(number))
-            del dealt[number]
-            batch.append(number)
-        found += batch
-    return found
-
-
-def p_of_lengths(numbers: list[int]) -> float:
-    """Returns the p-value of the Kolmogorov-Smirnov test of lengths against those of all numbers up to the
-    greatest one (two samples, asymptotic)."""
-    one, other = ([length(number) for number in some] for some in (numbers, range(max(numbers) + 1)))
-    values = sorted({*one, *other})
-    below = [numpy.searchsorted(sorted(some), values, side="right") / len(some) for some in (one, other)]
-    scale = len(one) * len(other) / (len(one) + len(other))
-    factor = 2 * scale * numpy.abs(below[0] - below[1]).max() ** 2
-    terms = range(1, 101)
-    return 1.0 if factor < 1e-3 else 2 * sum((-1) ** (k - 1) * math.exp(-factor * k * k) for k in terms)
-
-
-def test_the_trained_lengths_are_those_that_were_dealt() -> None:
-    assert p_of_lengths(trained_by_taking(60, 16)) > 0.05
-    assert p_of_lengths(trained_by_dropping(60, 16)) < 0.05
 
 
 def test_a_smaller_ahead_deals_nothing_until_enough_passes_were_taken() -> None:

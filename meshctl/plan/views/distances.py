@@ -152,7 +152,7 @@ def _producers(flow: EvenFlow, rank: int, carries: bool, is_even: bool) -> Seque
     """Returns the indices of producers that have a part for a consumer rank: of many, only some."""
     if is_even and flow.execute.is_per_producer:
         producers = _some(flow.producers_of(rank))
-        return tuple(each for each in producers if flow.part_of(rank, each).samples)
+        return tuple(each for each in producers if flow.samples(each, flow.share_of(rank)))
     if is_even:
         return _some(flow.producers_of(rank))
     producers = _some(producers_of(flow.target, flow.execute, flow.producers, rank))

@@ -19,7 +19,7 @@ from meshctl.plan.model import Component, Plan, Stage, Worker
 from meshctl.plan.views.distances import Distance, carries_samples, distance, ends_of, even_flow, user_mode
 from meshctl.plan.views.topology import FORMAT, PlacedComponent, Topology, ZoomError
 from meshctl.text.english import did_you_mean
-from meshctl.topology.flows import MAX_LISTED, EvenFlow, Part, Ranks, along
+from meshctl.topology.flows import MAX_LISTED, EvenFlow, Ranks, along
 from meshctl.topology.mesh import VIEWS, DeviceMesh, even_split
 from meshctl.topology.modes import (
     COLLECT,
@@ -382,7 +382,7 @@ def _sent(plan: Plan, route: Route, flow: EvenFlow, rank: int, producer: int) ->
         return _with_unknown_samples(plan, route, flow, end)
     shares = flow.shares_of(producer)
     shown = _first_and_last(list(chain.from_iterable(map(_first_and_last, shares))))
-    portions = [(flow.ranks_of(producer, share), _samples(flow.part_for(producer, share))) for share in shown]
+    portions = [(flow.ranks_of(producer, share), _samples(flow.samples(producer, share))) for share in shown]
     end = _end(plan, route, True, rank, portions)
     return replace(end, partners=sum(map(len, shares)), total=flow.total, count=len(flow.held(producer)))
 
@@ -395,7 +395,7 @@ def _received(plan: Plan, route: Route, flow: EvenFlow, rank: int, producers: ra
         return replace(_with_unknown_samples(plan, route, flow, end), leader=leader)
     sending = flow.producers_of(rank)
     portions = [
-        (Ranks.one(flow.producer_rank(producer)), _samples(flow.part_of(rank, producer)))
+        (Ranks.one(flow.producer_rank(producer)), _samples(flow.samples(producer, flow.share_of(rank))))
         for producer in _first_and_last(sending)
     ]
     end = _end(plan, route, False, rank, portions)
@@ -423,8 +423,8 @@ def _distances(plan: Plan, group: str, rank: int, other: str, ranks: Ranks) -> t
     return (*found, *([distance(plan, group, other, near=False)] if nodes - {node} else []))
 
 
-def _samples(part: Part) -> tuple[int, int]:
-    return part.samples.start, part.samples.stop
+def _samples(span: range) -> tuple[int, int]:
+    return span.start, span.stop
 
 
 def _first_and_last(numbers: Sequence[int]) -> list[int]:
