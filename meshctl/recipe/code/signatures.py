@@ -86,7 +86,7 @@ def _kinds_of(value: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Signature:
-    """The signature of a method, without `self`."""
+    """The signature of a function, or of a method without `self`."""
 
     positional: tuple[str, ...] = ()
     """The parameters that can be passed by position."""
@@ -94,6 +94,8 @@ class Signature:
     """The parameters that can be passed by name."""
     required: tuple[str, ...] = ()
     """The parameters without a default."""
+    options: tuple[str, ...] = ()
+    """The keyword-only parameters."""
     has_varargs: bool = False
     """True if it has `*args`."""
     has_kwargs: bool = False
@@ -109,16 +111,27 @@ class Signature:
         """The parameter that receives a single positional argument."""
         return self.positional[0] if self.positional else ""
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The positional parameters without a default."""
+        return tuple(name for name in self.positional if name in self.required)
 
-def signature(method: Function, meaning: Meaning) -> Signature:
-    """Reads the signature of a method. A default of None also allows null."""
-    arguments = method.args
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The positional parameters with a default."""
+        return tuple(name for name in self.positional if name not in self.required)
+
+
+def signature(function: Function, meaning: Meaning, bound: int = 1) -> Signature:
+    """Reads the signature of a function without its first `bound` parameters: of a method, `self`. A default
+    of None also allows null."""
+    arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     without: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     given = zip(positional, [*without, *arguments.defaults], strict=True)
     named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     defaults = {one.arg: default for one, default in (*given, *named)}
-    every = [*positional[1:], *arguments.kwonlyargs]
+    every = [*positional[bound:], *arguments.kwonlyargs]
     literals = {name: one.value for name, one in defaults.items() if isinstance(one, ast.Constant)}
     hints: dict[str, Hint] = {}
     for one in every:
@@ -126,14 +139,15 @@ def signature(method: Function, meaning: Meaning) -> Signature:
             null = {"nothing"} if one.arg in literals and literals[one.arg] is None else set()
             hints[one.arg] = Hint(hint.kinds | null, hint.words)
     return Signature(
-        positional=tuple(argument.arg for argument in positional[1:]),
+        positional=tuple(argument.arg for argument in positional[bound:]),
         keywords=tuple(argument.arg for argument in every if argument not in arguments.posonlyargs),
         required=tuple(argument.arg for argument in every if defaults[argument.arg] is None),
+        options=tuple(argument.arg for argument in arguments.kwonlyargs),
         has_varargs=arguments.vararg is not None,
         has_kwargs=arguments.kwarg is not None,
         defaults=literals,
         hints=hints,
-        returns=hint_of(method.returns, meaning),
+        returns=hint_of(function.returns, meaning),
     )
 
 

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshctl.argument_limits import value_of
-from meshctl.dataclass import dataclass
 from meshctl.recipe.code.declarations import Declarations, declarations_of, literal
 from meshctl.recipe.code.modules import Module, Sources, dotted_name
-from meshctl.recipe.code.signatures import Hint, hint_of
+from meshctl.recipe.code.signatures import Signature, hint_of, signature
 from meshctl.recipe.compose.folders import files
 from meshctl.text.english import abbreviated
 
@@ -109,24 +108,8 @@ def _values(statement: ast.stmt | None) -> list[ast.expr | None]:
     return list(value.elts) if isinstance(value, (ast.List, ast.Tuple, ast.Set)) else []
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """The parameters of a function."""
-
-    required: tuple[str, ...] = ()
-    """The positional parameters without a default."""
-    optional: tuple[str, ...] = ()
-    """The positional parameters with a default."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword-only parameter -> its default, for those whose default is a literal."""
-    keywords: tuple[str, ...] = ()
-    """The names of all keyword-only parameters."""
-    hints: Mapping[str, Hint] = field(default_factory=dict)
-    """Keyword-only parameter -> the values that its annotation allows, if it is simple."""
-
-
-def parameters_of(sources: Sources, function: str) -> Parameters | None:
-    """Returns the parameters of the function at a dotted path; None if it cannot be read."""
+def parameters_of(sources: Sources, function: str) -> Signature | None:
+    """Returns the signature of the function at a dotted path; None if it cannot be read."""
     found = sources.follow(function)
     if not isinstance(found, str):
         return _parameters(sources, *found)
@@ -136,23 +119,13 @@ def parameters_of(sources: Sources, function: str) -> Parameters | None:
     return _of_partial(sources, module, statement.value)
 
 
-def _parameters(sources: Sources, module: Module, definition: ast.stmt) -> Parameters | None:
+def _parameters(sources: Sources, module: Module, definition: ast.stmt) -> Signature | None:
     if not isinstance(definition, ast.FunctionDef):
         return None
-    arguments = definition.args
-    positional = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
-    required = len(positional) - len(arguments.defaults)
-    options = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    annotations = {one.arg: _spelled_out(sources, module, one.annotation) for one in arguments.kwonlyargs}
     meaning = partial(sources.meaning, module)
-    hints = {name: hint for name, one in annotations.items() if (hint := hint_of(one, meaning))}
-    return Parameters(
-        tuple(positional[:required]),
-        tuple(positional[required:]),
-        {one.arg: default.value for one, default in options if isinstance(default, ast.Constant)},
-        tuple(one.arg for one in arguments.kwonlyargs),
-        hints,
-    )
+    found, options = signature(definition, meaning, bound=0), definition.args.kwonlyargs
+    spelled = {one.arg: hint_of(_spelled_out(sources, module, one.annotation), meaning) for one in options}
+    return replace(found, hints={name: hint for name, hint in spelled.items() if hint})
 
 
 def _spelled_out(sources: Sources, module: Module, annotation: ast.expr | None) -> ast.expr | None:
@@ -168,8 +141,9 @@ def _spelled_out(sources: Sources, module: Module, annotation: ast.expr | None) 
     return statement.value if isinstance(statement, ast.Assign) else annotation
 
 
-def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters | None:
-    """Returns the parameters that `partial(function, ...)` leaves; None for other expressions."""
+def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Signature | None:
+    """Returns the parameters that `partial(function, ...)` leaves, whose bound ones are options; None for
+    other expressions."""
     if not isinstance(value, ast.Call) or not value.args:
         return None
     function, *bound = value.args
@@ -184,13 +158,13 @@ def _of_partial(sources: Sources, module: Module, value: ast.expr) -> Parameters
     whole = None if isinstance(found, str) else _parameters(sources, *found)
     if whole is None or any(isinstance(one, ast.Starred) for one in bound):
         return None
-    literals = {name: one.value for name, one in keywords.items() if isinstance(one, ast.Constant)}
-    options = {name: default for name, default in whole.options.items() if name not in keywords}
+    literals = {str(name): one.value for name, one in keywords.items() if isinstance(one, ast.Constant)}
+    defaults = {name: default for name, default in whole.defaults.items() if name not in keywords}
     return replace(
         whole,
-        required=tuple(name for name in whole.required[len(bound) :] if name not in keywords),
-        options={**options, **{str(name): one for name, one in literals.items()}},
-        keywords=tuple(dict.fromkeys((*whole.keywords, *map(str, keywords)))),
+        positional=tuple(name for name in whole.positional[len(bound) :] if name not in keywords),
+        options=tuple(dict.fromkeys((*whole.options, *map(str, keywords)))),
+        defaults={**defaults, **literals},
     )
 
 

@@ -19,7 +19,8 @@ from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
 from meshctl.recipe.code.modules import Sources
-from meshctl.recipe.code.tables import Parameters, entries_in, literal_in, names_in, parameters_of
+from meshctl.recipe.code.signatures import Signature
+from meshctl.recipe.code.tables import entries_in, literal_in, names_in, parameters_of
 from meshctl.recipe.compose.yaml_tree import plain
 from meshctl.recipe.fixes import renamed
 from meshctl.recipe.model import Component, Stage
@@ -185,7 +186,7 @@ def table_of(facts: Facts, component: str) -> dict[str, str]:
 def _inputs(code: Sources, path: str) -> tuple[str, ...]:
     """Returns the required inputs of an advantage; none if they are unknown."""
     found = parameters_of(code, path)
-    return found.required if found else ()
+    return found.inputs if found else ()
 
 
 DEFAULTS = "meshctl.losses.advantages.DEFAULTS"
@@ -250,7 +251,7 @@ def rewards_are_computable(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         parameters = parameters_of(code, entries_in(code, REWARDS).get(name, name))
         if parameters is None or columns is None or not isinstance(renamed, dict):
             continue
-        needed = [renamed.get(one, one) for one in parameters.required[len(own) :]]  # without the episode
+        needed = [renamed.get(one, one) for one in parameters.inputs[len(own) :]]  # without the episode
         if missing := [one for one in needed if one not in columns]:
             what = f"`{stage.name}` does not receive {listed(missing)}, which `{name}`"
             kept = f"a source keeps columns of its rows: keep: [{', '.join(missing)}]"
@@ -290,7 +291,7 @@ def _reference_is_base(facts: Facts, stage: Stage, columns: frozenset[str]) -> I
     found = parameters_of(facts.code_of(stage.component), chosen[1]) if node and chosen else None
     if node is None or found is None:
         return
-    needed = (*found.required, *_switched_on(facts, stage.component, found, "loss_options"))
+    needed = (*found.inputs, *_switched_on(facts, stage.component, found, "loss_options"))
     if missing := [name for name in needed if name.startswith(REFERENCE) and name not in columns]:
         message = (
             f"{listed(missing)} of `{stage.component}` are those of the base model, and not of the model "
@@ -400,13 +401,13 @@ def _missing(
     parameters = parameters_of(facts.code_of(component), function)
     if parameters is None:
         return ()
-    required = (*parameters.required, *_switched_on(facts, component, parameters, options))
+    required = (*parameters.inputs, *_switched_on(facts, component, parameters, options))
     return tuple(
         name for name in required if name not in columns and not _is_computed(facts, component, name, columns)
     )
 
 
-def _switched_on(facts: Facts, component: str, parameters: Parameters, options: str) -> Iterator[str]:
+def _switched_on(facts: Facts, component: str, parameters: Signature, options: str) -> Iterator[str]:
     """Yields the optional inputs that options require: those with an option of certain values, or where none
     are stated, of another number than 0."""
     given: dict[str, Any] = {}
@@ -416,7 +417,7 @@ def _switched_on(facts: Facts, component: str, parameters: Parameters, options: 
             return
         given = plain(node)
     switches = literal_in(facts.code_of(component), SWITCHES)
-    chosen = {**parameters.options, **given}
+    chosen = {**parameters.defaults, **given}
     for name in parameters.optional:
         needs = switches.get(name, {}) if isinstance(switches, Mapping) else {}
         for option, values in needs.items():
@@ -435,7 +436,7 @@ def _head_of(facts: Facts, component: str, name: str) -> object:
 def _is_of_head(facts: Facts, component: str, loss: str, head: object) -> bool:
     """Returns whether a loss has inputs that only a model with this head computes."""
     found = parameters_of(facts.code_of(component), loss)
-    return found is not None and head in {_head_of(facts, component, name) for name in found.required}
+    return found is not None and head in {_head_of(facts, component, name) for name in found.inputs}
 
 
 def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:
@@ -473,7 +474,7 @@ def options_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
         parameters = parameters_of(facts.code_of(component.name), chosen[1]) if chosen else None
         if chosen is None or given is None or not given.is_mapping or parameters is None:
             continue
-        known, what = parameters.keywords, f"{kind} `{chosen[0]}`"
+        known, what = parameters.options, f"{kind} `{chosen[0]}`"
         for option, value in given.items():
             if option not in known:
                 message = f"{what} of `{component.name}` has no option `{option}`"

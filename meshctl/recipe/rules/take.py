@@ -138,7 +138,7 @@ def old_logprobs_are_taken(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
         return
     age, found = age_bound(facts, block), parameters_of(facts.code_of(stage.component), chosen[1])
     columns = columns_given_to(facts, stage)
-    is_clipped = found is not None and "clip" in found.keywords and "old_logprobs" in found.optional
+    is_clipped = found is not None and "clip" in found.options and "old_logprobs" in found.optional
     is_trained = stage.method in facts.trained_by(stage.component)
     if age and is_clipped and is_trained and columns is not None and "old_logprobs" not in columns:
         trains = f"`{stage.name}` trains on tokens that are up to {counted(age, 'step')} old"
