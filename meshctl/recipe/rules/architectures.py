@@ -39,7 +39,7 @@ def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
     reported: set[tuple[str, str]] = set()
     for one in placed(facts):
         tp = one.mesh.size("tp")
-        plan = facts.tp_plans.get(one.name) if tp > 1 else None
+        plan = one.tp_plan if tp > 1 else None
         if plan is None or plan.exists is True or (one.owner, plan.model_type) in reported:
             continue
         kind = plan.model_type
@@ -51,7 +51,7 @@ def architecture_has_tp_plan(facts: Facts) -> Iterator[Diagnostic]:
 
 def tokens_can_be_divided(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """Tokens meet in attention only, if cp, ulysses or sequence parallelism divides them."""
-    mesh, plan = one.mesh, facts.tp_plans.get(one.name)
+    mesh, plan = one.mesh, one.tp_plan
     keys = {f"{dim}_size": dim for dim in ("cp", "ulysses") if mesh.size(dim) > 1}
     keys |= {SEQUENCE: SEQUENCE} if mesh.sequence_parallel and plan and plan.exists is True else {}
     if not keys or one.config is None or not one.layouts.attention:
@@ -152,10 +152,10 @@ def experts_can_be_divided(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
 
 def lora_adapts_layers_on_tp(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """`lora` can adapt the layers that it names as tp splits them."""
-    tp, layers = one.mesh.size("tp"), facts.not_adapted.get(one.name)
-    if tp == 1 or not layers:
+    tp, layers, plan = one.mesh.size("tp"), one.not_adapted, one.tp_plan
+    if tp == 1 or not layers or plan is None:
         return
-    plan, lora = facts.tp_plans[one.name], facts.memory_argument(one.name, "lora")
+    lora = facts.memory_argument(one.name, "lora")
     called = listed(layer.rpartition(".")[2] for layer in layers)
     message = f"`lora` of `{one.name}` cannot adapt {called} on tp {tp}"
     usable = listed(names_in(facts.code, one.layouts.lora_styles), "or")
@@ -217,7 +217,7 @@ def lora_targets_exist(facts: Facts, component: Component) -> Iterator[Diagnosti
 
 def tied_embeddings_have_equal_shards(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     """fsdp x cp x tp divides the rows of a tied embedding, unless only tp shards it."""
-    rows, at = facts.tied_rows.get(one.name, (0, None))
+    rows, at = one.tied_rows or (0, None)
     sizes = {dim: one.mesh.size(dim) for dim in ("fsdp", "cp", "tp")}
     shards, sharding = prod(sizes.values()), [dim for dim, size in sizes.items() if size > 1]
     if at is None or {*sharding} <= {"tp"} or rows % shards == 0:
@@ -243,7 +243,7 @@ def vocabulary_has_shards(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
     if tree is None or not one.layouts.tied_shards or tp == 1 or facts.head(one.name) not in (None, "lm"):
         return
     rows, at = sizes_in(tree).get("vocab_size") or (0, tree.span)
-    if one.name not in facts.tied_rows and not are_divisible(rows, tp, shards):
+    if one.tied_rows is None and not are_divisible(rows, tp, shards):
         message = f"tp {tp} divides the {rows} rows of the output layer of `{one.name}` unevenly, and "
         message += f"{shards} ranks of fsdp cannot shard these parts"
         yield _of_rows("MC467", message, one.span("tp_size"), one, rows, at, tp)

@@ -6,8 +6,7 @@ Facts that several rules use are computed here, once.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from functools import cached_property, reduce
 from pathlib import Path
@@ -18,10 +17,7 @@ from meshctl.diagnostics import Span
 from meshctl.recipe.allocation import Allocation, allocation_of
 from meshctl.recipe.code.classes import Class, Code, Endpoint, Found, GroupCode
 from meshctl.recipe.code.declarations import Declarations
-from meshctl.recipe.code.model_config import Config, config, config_of_name, model_types_in, sizes_in
-from meshctl.recipe.code.modules import Unread
-from meshctl.recipe.code.tables import names_in
-from meshctl.recipe.code.transformers_plans import Plan, plan_of
+from meshctl.recipe.code.model_config import Config, config, config_of_name, sizes_in
 from meshctl.recipe.compose.yaml_tree import MISSING, KeyPath, Node, merge, plain
 from meshctl.recipe.meshes import NoMesh, mesh_of
 from meshctl.recipe.model import Cluster, Component, DeviceGroup, Input, Recipe, Stage, stage_path
@@ -297,58 +293,6 @@ class Facts:
             return None
         return node
 
-    @cached_property
-    def tp_plans(self) -> dict[str, TpPlan]:
-        """Component -> plan of its model's architecture, for components whose class declares that tp needs
-        one, and whose architecture is known."""
-        plans = {}
-        for name in self.recipe.components:
-            found = self.class_of(name)
-            tree = self.config_values(name)
-            if found is None or not found.declares.layouts.tp_plan or tree is None:
-                continue
-            code = self.code_of(name)
-            read = [TpPlan(kind, span, plan_of(code, kind)) for kind, span in model_types_in(tree)]
-            if read:  # of a multimodal model, one of its parts has the plan
-                plans[name] = next((plan for plan in read if plan.exists is True), read[0])
-        return plans
-
-    @cached_property
-    def not_adapted(self) -> dict[str, dict[str, str]]:
-        """Component -> linear layer -> its style in the plan for tp, for the layers that `lora` names and
-        cannot adapt on tp."""
-        found = {name: self._not_adapted(name, plan) for name, plan in self.tp_plans.items()}
-        return {name: layers for name, layers in found.items() if layers}
-
-    def _not_adapted(self, component: str, plan: TpPlan) -> dict[str, str]:
-        lora, values = self.memory_argument(component, "lora"), self.config_values(component)
-        table = self.declares(component).layouts.lora_styles
-        kind = values.get("model_type") if values else None
-        if not (lora and lora.is_mapping and lora.value and table and kind and kind.value == plan.model_type):
-            return {}
-        target, styles = lora.get("target"), names_in(self.code, table)
-        if target is None or target.value == ALL_LINEAR:
-            return plan.others_than(styles, None) if styles else {}
-        targets = plain(target) if target.is_list else []
-        return plan.others_than(styles, [str(one) for one in targets]) if styles else {}
-
-    @cached_property
-    def tied_rows(self) -> dict[str, tuple[int, Span]]:
-        """Component -> (rows of its tied embedding, span), for classes that declare that its shards on fsdp
-        must have equal sizes."""
-        rows = {}
-        for name in self.recipe.components:
-            tree, declared = self.config_values(name), self.declares(name)
-            if tree is None or not declared.layouts.tied_shards:
-                continue
-            # Imported here, because most recipes have no config of a model.
-            from meshctl.recipe.code.architectures import is_tied
-
-            vocabulary = sizes_in(tree).get("vocab_size")
-            if vocabulary is not None and is_tied(plain(tree), self.head(name)):
-                rows[name] = vocabulary
-        return rows
-
     def head(self, component: str) -> object:
         """Returns the head of a component's model; None if it is unknown."""
         if self.declares(component).shipped.trained_by is None:
@@ -505,12 +449,6 @@ class ModelSizes:
         known = [size for size in sizes if size in self.sizes]
         return tuple(self.spans[size].with_word(f"`{size}` is {self.sizes[size]}") for size in known)
 
-    def repeats_kv_heads(self, tp: int) -> bool:
-        """Returns whether there are fewer kv heads than tp ranks, so that each kv head is on several
-        ranks."""
-        kv_heads = self.get("num_kv_heads")
-        return 0 < kv_heads < tp and tp % kv_heads == 0
-
     def undivided_by_tp(self, tp: int) -> list[str]:
         """Returns the sizes that tp does not divide. If there are fewer kv heads than ranks, and they can be
         replicated, their number must divide tp instead."""
@@ -520,49 +458,6 @@ class ModelSizes:
         if can_repeat and "num_kv_heads" in undivided:
             undivided.remove("num_kv_heads")
         return undivided
-
-
-@dataclass(frozen=True)
-class TpPlan:
-    """The plan of a library that splits an architecture over tp ranks."""
-
-    model_type: str
-    span: Span
-    plan: Plan | Unread
-    """Empty if there is none; `Unread` if it is unknown."""
-
-    @property
-    def exists(self) -> bool | Unread:
-        return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
-
-    def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
-        """Returns layer or fused weight of experts -> style, for those whose style in the plan is none of
-        `styles`: those called `targets`, or all linear layers. The style of fused weights is that of their
-        module."""
-        # Imported here, because most recipes have no adapters.
-        from meshctl.recipe.code.architectures import fused_weights, linear_layers
-
-        plan = {} if isinstance(self.plan, Unread) else self.plan
-        known = linear_layers(self.model_type) or [*_split_layers(plan)]
-        modules = {layer: layer for layer in known}
-        if targets is not None:
-            modules |= {weight: weight.rpartition(".")[0] for weight in fused_weights(self.model_type)}
-        named = {layer: plan.get(f"layers.*.{module}") for layer, module in modules.items()}
-        return {
-            layer: style
-            for layer, style in named.items()
-            if isinstance(style, str)
-            and style not in styles
-            and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
-        }
-
-
-def _split_layers(plan: Mapping[str, object]) -> Iterator[str]:
-    """Yields the linear layers of a layer that a plan for tp splits, without experts."""
-    for key, style in plan.items():
-        layer = key.removeprefix("layers.*.")
-        if layer != key and "experts" not in layer and re.search("colwise|rowwise|mla_", str(style)):
-            yield layer
 
 
 def named_by(facts: Facts, component: str, path: KeyPath) -> Node | None:

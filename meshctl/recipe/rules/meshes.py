@@ -8,7 +8,8 @@ each rank has a part of the sequence. That is slower, so layouts without a ring 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import prod
@@ -18,13 +19,14 @@ from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.classes import Code
 from meshctl.recipe.code.declarations import LAYOUT_DIMS, SEQUENCE, Layouts
-from meshctl.recipe.code.model_config import model_types_in
+from meshctl.recipe.code.model_config import model_types_in, sizes_in
 from meshctl.recipe.code.modules import Unread
+from meshctl.recipe.code.tables import names_in
 from meshctl.recipe.code.transformers_plans import PP_PARTS, PP_PLAN, Plan, plan_of
 from meshctl.recipe.compose.yaml_tree import Node, plain
 from meshctl.recipe.meshes import NoMesh, sizes_of
 from meshctl.recipe.model import Component, Sizes
-from meshctl.recipe.rules.facts import Facts, ModelSizes
+from meshctl.recipe.rules.facts import ALL_LINEAR, Facts, ModelSizes
 from meshctl.text.english import counted, listed
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import DISPATCH, EXECUTE
@@ -50,6 +52,49 @@ def sequence_parts(layout: Mapping[str, int], sequence_parallel: bool) -> int:
     all ranks have the same work under a causal mask."""
     cp, tp = layout.get("cp", 1), layout.get("tp", 1) if sequence_parallel else 1
     return (2 * cp if cp > 1 else 1) * layout.get("ulysses", 1) * tp
+
+
+@dataclass(frozen=True)
+class TpPlan:
+    """The plan of a library that splits an architecture over tp ranks."""
+
+    model_type: str
+    span: Span
+    plan: Plan | Unread
+    """Empty if there is none; `Unread` if it is unknown."""
+
+    @property
+    def exists(self) -> bool | Unread:
+        return self.plan if isinstance(self.plan, Unread) else bool(self.plan)
+
+    def others_than(self, styles: Sequence[str], targets: Sequence[str] | None) -> dict[str, str]:
+        """Returns layer or fused weight of experts -> style, for those whose style in the plan is none of
+        `styles`: those called `targets`, or all linear layers. The style of fused weights is that of their
+        module."""
+        # Imported here, because most recipes have no adapters.
+        from meshctl.recipe.code.architectures import fused_weights, linear_layers
+
+        plan = {} if isinstance(self.plan, Unread) else self.plan
+        known = linear_layers(self.model_type) or [*_split_layers(plan)]
+        modules = {layer: layer for layer in known}
+        if targets is not None:
+            modules |= {weight: weight.rpartition(".")[0] for weight in fused_weights(self.model_type)}
+        named = {layer: plan.get(f"layers.*.{module}") for layer, module in modules.items()}
+        return {
+            layer: style
+            for layer, style in named.items()
+            if isinstance(style, str)
+            and style not in styles
+            and (targets is None or any(f".{layer}".endswith(f".{target}") for target in targets))
+        }
+
+
+def _split_layers(plan: Mapping[str, object]) -> Iterator[str]:
+    """Yields the linear layers of a layer that a plan for tp splits, without experts."""
+    for key, style in plan.items():
+        layer = key.removeprefix("layers.*.")
+        if layer != key and "experts" not in layer and re.search("colwise|rowwise|mla_", str(style)):
+            yield layer
 
 
 @dataclass(frozen=True)
@@ -116,19 +161,46 @@ class Placed:
         )
 
     @cached_property
-    def without_ring(self) -> Needs:
-        """The needs without ring attention: ulysses must divide the heads of a tp rank."""
-        return self._needs(with_ring=False)
+    def tp_plan(self) -> TpPlan | None:
+        """The plan for tp of its model's architecture, if its class declares that tp needs one, and if the
+        architecture is known. One part of a multimodal model has the plan."""
+        if not self.layouts.tp_plan or self.config is None:
+            return None
+        read = [TpPlan(kind, at, plan_of(self.code, kind)) for kind, at in model_types_in(self.config)]
+        return next((plan for plan in read if plan.exists is True), read[0] if read else None)
 
     @cached_property
-    def with_ring(self) -> Needs:
-        """The needs if ring attention is allowed."""
-        return self._needs(with_ring=True)
+    def not_adapted(self) -> dict[str, str]:
+        """Linear layer -> its style in the plan for tp, for the layers that `lora` names and cannot adapt on
+        tp."""
+        plan, lora = self.tp_plan, self.facts.memory_argument(self.name, "lora")
+        kind = self.config.get("model_type") if self.config else None
+        styles = names_in(self.facts.code, self.layouts.lora_styles) if self.layouts.lora_styles else ()
+        is_known = plan is not None and kind is not None and kind.value == plan.model_type
+        if plan is None or not (is_known and styles and lora and lora.is_mapping and lora.value):
+            return {}
+        target = lora.get("target")
+        if target is None or target.value == ALL_LINEAR:
+            return plan.others_than(styles, None)
+        return plan.others_than(styles, [str(one) for one in plain(target)] if target.is_list else [])
+
+    @cached_property
+    def tied_rows(self) -> tuple[int, Span] | None:
+        """The rows of its tied embedding, and their place, if its class declares that the shards of such an
+        embedding on fsdp must have equal sizes."""
+        if self.config is None or not self.layouts.tied_shards:
+            return None
+        # Imported here, because most recipes have no config of a model.
+        from meshctl.recipe.code.architectures import is_tied
+
+        is_own = is_tied(plain(self.config), self.facts.head(self.name))
+        return sizes_in(self.config).get("vocab_size") if is_own else None
 
     @cached_property
     def needs(self) -> Needs:
         """The needs without ring attention if a layout satisfies them, otherwise those with it."""
-        return self.without_ring if self._keeping(self.without_ring) else self.with_ring
+        without = self.needs_if(with_ring=False)
+        return without if self._keeping(without) else self.needs_if(with_ring=True)
 
     @cached_property
     def proposals(self) -> tuple[str, ...]:
@@ -178,11 +250,11 @@ class Placed:
         """The maximum number of data ranks with which each receives a sample."""
         return min_samples(self.facts, [one.name for one in self._sharing])
 
-    def _needs(self, *, with_ring: bool) -> Needs:
+    def needs_if(self, *, with_ring: bool) -> Needs:
+        """Returns the needs with or without ring attention. Without it, ulysses must divide the heads of a tp
+        rank."""
         # carved sizes (ulysses, vpp, experts) restrict dims, but are no factors of the number of ranks
-        has_carved = any(
-            size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given
-        )  # e.g. ulysses
+        has_carved = any(size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given)
         is_limited = self._max_data_size < UNLIMITED
         with_ring = with_ring and not any(layouts.ulysses for layouts in self._declared)
         if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
@@ -199,9 +271,10 @@ class Placed:
             return False
         if dim == "tp":
             # The library may have no plan of an architecture, or `lora` cannot adapt a layer on tp.
-            plans, names = self.facts.tp_plans, [one.name for one in self._sharing] if size > 1 else []
-            lacks_plan = any(plans[name].exists is False for name in names if name in plans)
-            lacks_tp = lacks_plan or any(name in self.facts.not_adapted for name in names)
+            lacks_tp = size > 1 and any(
+                (one.tp_plan is not None and one.tp_plan.exists is False) or one.not_adapted
+                for one in self._sharing
+            )
             return not lacks_tp and not any(model.undivided_by_tp(size) for model in self._models)
         if dim == "ep":
             return all(model.get("num_experts") % size == 0 for model in self._models)
@@ -215,10 +288,9 @@ class Placed:
         data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
         if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
             return False
-        shards = layout.get("fsdp", 1) * layout.get("cp", 1)
-        tp = layout.get("tp", 1)
-        tied = self.facts.tied_rows
-        if shards > 1 and any(tied[one.name][0] % (shards * tp) for one in self._sharing if one.name in tied):
+        shards, tp = layout.get("fsdp", 1) * layout.get("cp", 1), layout.get("tp", 1)
+        tied = [one.tied_rows[0] for one in self._sharing if one.tied_rows]
+        if shards > 1 and any(rows % (shards * tp) for rows in tied):
             return False
         return all(self._model_fits(model, layout, with_ring) for model in self._models)
 

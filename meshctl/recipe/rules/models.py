@@ -130,8 +130,7 @@ def tp_divides_model(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
         what = listed([f"{DIVIDED_BY_TP[size]} ({model.get(size)})" for size in undivided]).replace("`", "")
         message = f"`tp_size` {tp} does not divide the {what} of `{name}`"
         yield Diagnostic("MC431", message, span, model.stated(*undivided), one.help)
-    elif model.repeats_kv_heads(tp):
-        kv_heads = model.get("num_kv_heads")
+    elif 0 < (kv_heads := model.get("num_kv_heads")) < tp and tp % kv_heads == 0:
         message = f"`tp_size` {tp} exceeds the {counted(kv_heads, 'kv head')} of `{name}`"
         help = f"the component must replicate each on {tp // kv_heads} ranks; to avoid it: tp {kv_heads}"
         yield Diagnostic("MC431", message, span, model.stated("num_kv_heads"), help, "warning")
@@ -154,7 +153,7 @@ def ulysses_divides_heads(facts: Facts, one: Fitted) -> Iterator[Diagnostic]:
     help = f"ulysses splits {by_heads} ways by heads, and a ring of {ulysses // by_heads} ranks the rest"
     has_ring = not facts.declares(one.name).layouts.ulysses
     data = one.mesh.size("dp") * one.mesh.size("fsdp")
-    needs = one.without_ring
+    needs = one.needs_if(with_ring=False)
     without_ring = [size for size in divisors(data) if one.fits_with(needs, ulysses=size)]
     nearest = [f"ulysses {size}" for size in _nearest_to(ulysses, without_ring)[:1]]
     if not has_ring:
@@ -247,7 +246,7 @@ def _too_few(one: Fitted, layers: int) -> Diagnostic:
     pp, vpp = one.mesh.size("pp"), one.mesh.vpp_size
     has = f"`{one.name}` has {counted(layers, 'layer')} for {counted(pp * vpp, 'pipeline stage')}"
     message, fewer = f"{has}, so some stages would have none", layers // pp
-    is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.with_ring, vpp=fewer)
+    is_possible = vpp > 1 and fewer > 0 and one.fits_with(one.needs_if(with_ring=True), vpp=fewer)
     options = [f"vpp {fewer}"] if is_possible else []
     help = nearest_that_fit([*options, *one.proposals])
     return Diagnostic("MC434", message, _drawn(one), one.model.stated("num_layers"), help)
