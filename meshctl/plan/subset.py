@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import lcm
 from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan, Run
+from meshctl.recipe.stages import times_by_stage
 from meshctl.run.settings import bounding_sources
 from meshctl.topology.modes import Route
 
@@ -130,8 +130,10 @@ class Covered:
 def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
     """Returns the range of steps for which there are recordings. `recorded` maps names of routes to the steps
     that are recorded; `plan` is the whole plan, with all groups."""
-    periods = {name: _period(plan, route.target) for route in plan.routes if (name := route.name) in recorded}
-    even = {name: period for name, period in periods.items() if period and recorded[name]}
+    stages = {stage.name: stage for stage in plan.stages}
+    times = times_by_stage(stages, lambda stage: [name for part in stage.inputs for name in part.stages])
+    taken = {route.name: times[route.target] for route in plan.routes if recorded.get(route.name)}
+    even = {name: when.period for name, when in taken.items() if not when.at}
     last = max((max(steps) for steps in recorded.values() if steps), default=0)
     last = min([last, *(max(recorded[name]) + period - 1 for name, period in even.items())])
     after = max([0, *(min(recorded[name]) - period for name, period in even.items())])
@@ -142,18 +144,3 @@ def covered(plan: Plan, recorded: Mapping[str, Collection[int]]) -> Covered:
         if gaps := tuple(step for step in range(first, last + 1, period) if step not in held):
             lacking[name] = gaps
     return Covered(after, last, lacking)
-
-
-def _period(plan: Plan, name: str) -> int:
-    """Returns n for a stage that runs in every n-th step, because of its own `every` or that of a stage
-    before it; 0 if one of them has `when` and so runs at certain times only."""
-    period, unvisited, seen = 1, [name], set[str]()
-    while unvisited:
-        if (name := unvisited.pop()) not in seen:
-            seen.add(name)
-            stage = plan.stage(name)
-            if stage.when:
-                return 0
-            period = lcm(period, stage.every)
-            unvisited += [source for part in stage.inputs for source in part.stages]
-    return period

@@ -3,8 +3,9 @@ the steps in which they run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import lcm
+from typing import Any
 
 from meshctl.dataclass import dataclass
 from meshctl.recipe.code.classes import Endpoint
@@ -90,8 +91,11 @@ class Times:
         return "in every step" if self.period == 1 else f"every {self.period} steps"
 
 
-def times_by_stage(pipeline: Mapping[str, Stage]) -> dict[str, Times]:
-    """Returns the times of every stage. Circles and unknown inputs are passed over; rules report them."""
+def times_by_stage(
+    pipeline: Mapping[str, Any], inputs_of: Callable[[Any], Iterable[str]]
+) -> dict[str, Times]:
+    """Returns the times of every stage of a recipe or of a plan. `inputs_of` returns the stages with which a
+    stage runs. Circles and unknown inputs are passed over; rules report them."""
     known: dict[str, Times] = {}
     for name in pipeline:
         times, pending, seen = Times(), [name], set[str]()
@@ -104,6 +108,6 @@ def times_by_stage(pipeline: Mapping[str, Stage]) -> dict[str, Times]:
                 times = times & known[stage.name]
             else:
                 times = times & Times(1 if stage.when else stage.every, frozenset({stage.when} - {""}))
-                pending += (*stage.takes, *stage.outside)
+                pending += inputs_of(stage)
         known[name] = times
     return known

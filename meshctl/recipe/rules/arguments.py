@@ -23,12 +23,7 @@ from meshctl.recipe.fixes import renamed
 from meshctl.recipe.mistakes import foreign_help
 from meshctl.recipe.model import Component
 from meshctl.recipe.rules.facts import Facts, named_by
-from meshctl.recipe.scalars import (
-    found_instead,
-    quoted,
-    reference_hint,
-    yaml_hint,
-)
+from meshctl.recipe.scalars import found_instead, quoted, reference_hint, yaml_hint
 from meshctl.text.english import counted, did_you_mean, listed, nearest
 
 YAML_1_1_BOOLEANS = ("yes", "no", "on", "off", "y", "n")
@@ -51,7 +46,10 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
         missing = [parameter for parameter in constructor.required if parameter not in given]
         free = [parameter for parameter in constructor.keywords if parameter not in given]
         for key in unknown:
-            span, help = facts.key("components", name, "args", key), _known_parameters(key, free)
+            span, help = facts.key("components", name, "args", key), foreign_help(key, frozenset(free))
+            if key in COMPONENT.by_key:
+                help = f"`{key}` is a key of the component: it goes beside `args`"
+            help = help or did_you_mean(key, free) or "its constructor has no further arguments"
             fixes = renamed(span, key, free) if len(unknown) == 1 else ()
             message = f"`{found.target}` has no argument `{key}`"
             yield Diagnostic("MC505", message, span, help=help, fixes=fixes)
@@ -62,13 +60,6 @@ def arguments_exist(facts: Facts) -> Iterator[Diagnostic]:
             span = facts.key("components", name, "args")
             help = "add it under `args`" if len(missing) == 1 else "add them under `args`"
             yield Diagnostic("MC506", f"`{found.target}` needs {listed(missing)}", span, help=help)
-
-
-def _known_parameters(key: str, free: list[str]) -> str:
-    if key in COMPONENT.by_key:
-        return f"`{key}` is a key of the component: it goes beside `args`"
-    help = foreign_help(key, frozenset(free)) or did_you_mean(key, free)
-    return help or "its constructor has no further arguments"
 
 
 def argument_types_fit(facts: Facts) -> Iterator[Diagnostic]:

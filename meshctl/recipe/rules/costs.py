@@ -8,12 +8,12 @@ from math import gcd
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.allocation import Allocation
-from meshctl.recipe.model import DeviceGroup, Recipe
+from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts
 from meshctl.recipe.rules.meshes import Placed
 from meshctl.text.english import counted
 from meshctl.topology.cluster import Cluster
-from meshctl.topology.device_ranges import DeviceRanges, clipped, device_count, gaps_between
+from meshctl.topology.device_ranges import clipped, device_count, gaps_between
 from meshctl.topology.mesh import DIMS
 from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
@@ -39,7 +39,10 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
     ):
         return
     for kind, per_node in allocation.cluster.devices_per_node.items():
-        idle, total = _idle(recipe, allocation, kind), allocation.cluster.total(kind)
+        own = [one.name for one in groups if one.device_type == kind]
+        taken = sorted(some for name in own for some in allocation.devices[name])
+        total = allocation.cluster.total(kind)
+        idle = tuple(clipped(gaps_between(taken), 0, total))
         # A machine has at most one mps device, so a larger number is unreliable.
         is_counted = kind != "mps" or all(each <= 1 for _, each in per_node)
         if not idle or not is_counted or not recipe.cluster.devices_of(kind):
@@ -55,12 +58,6 @@ def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
         span, node = _stated(facts, kind, first, cluster), cluster.node_of(kind, first)
         help = "give them to a group, or remove them from `cluster`"
         yield Diagnostic("MC320", f"{message}, the first on node {node}", span, seconds, help, "warning")
-
-
-def _idle(recipe: Recipe, allocation: Allocation, kind: str) -> DeviceRanges:
-    names = [name for name in allocation.devices if recipe.groups[name].device_type == kind]
-    taken = sorted(some for name in names for some in allocation.devices[name])
-    return tuple(clipped(gaps_between(taken), 0, allocation.cluster.total(kind)))
 
 
 def _stated(facts: Facts, kind: str, device: int, cluster: Cluster) -> Span:

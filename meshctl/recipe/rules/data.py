@@ -138,7 +138,8 @@ def tokens_are_in_vocabulary(facts: Facts) -> Iterator[Diagnostic]:
     counts: dict[str, int] = {}
     for name, model in facts.models.items():
         vocabulary = model.get("vocab_size")
-        for node in _tokenizers(facts, name) if vocabulary else ():
+        receiving = (name, *_sources(facts, name)) if vocabulary else ()
+        for node in filter(None, (_named(facts, one) for one in receiving)):
             if node.value not in counts:
                 folder = tokenizer(node.value, facts.code.path, facts.hub).folder
                 counts[node.value] = token_count(folder) if folder else 0
@@ -166,13 +167,6 @@ def added_tokens_are_equal(facts: Facts) -> Iterator[Diagnostic]:
                 yield Diagnostic(
                     "MC460", message, span, help="write the same list in both, in the same order"
                 )
-
-
-def _tokenizers(facts: Facts, component: str) -> Iterator[Node]:
-    """Yields the names of the tokenizers whose tokens a component receives, each at its place."""
-    for name in (component, *_sources(facts, component)):
-        if named := _named(facts, name):
-            yield named
 
 
 def _sources(facts: Facts, component: str) -> Iterator[str]:

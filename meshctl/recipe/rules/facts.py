@@ -323,7 +323,7 @@ class Facts:
 
     @cached_property
     def times(self) -> dict[str, Times]:
-        return times_by_stage(self.recipe.pipeline)
+        return times_by_stage(self.recipe.pipeline, lambda stage: (*stage.takes, *stage.outside))
 
     @cached_property
     def taken(self) -> frozenset[str]:

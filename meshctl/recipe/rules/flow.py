@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from math import ceil
-from typing import NamedTuple
 
 from meshctl.dataclass import dataclass
 from meshctl.diagnostics import Diagnostic, Span
@@ -440,13 +439,6 @@ SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or 
 SAME_HELP = "take stages that have the same samples of one source"
 
 
-class Difference(NamedTuple):
-    """The reason why two stages cannot have the same samples."""
-
-    why: str
-    spans: tuple[Span, ...]
-
-
 def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """A list of stages contains only stages that return batches, whose columns can be joined, and no two
     sources with a column of the same name."""
@@ -483,8 +475,8 @@ def inputs_have_same_samples(facts: Facts, stage: KnownCall) -> Iterator[Diagnos
         span = facts.value("pipeline", stage.name, *input_path(given, given.stages.index(name)))
         both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
         if difference := _difference(facts, lead, name):
-            message = f"{both}, but their samples differ: {difference.why}"
-            yield Diagnostic("MC536", message, span, difference.spans, SAME_HELP)
+            why, seconds = difference
+            yield Diagnostic("MC536", f"{both}, but their samples differ: {why}", span, seconds, SAME_HELP)
         else:
             yield from _counts_are_unlikely(facts, both, span, lead, name)
             yield from _shares_may_differ(facts, stage, both, span, lead, name)
@@ -500,12 +492,12 @@ def _is_batch(facts: Facts, name: str) -> bool:
     return collect.is_batch or (collect.is_first and returns is not None and returns.is_batch)
 
 
-def _difference(facts: Facts, one: str, other: str) -> Difference | None:
-    """Returns the reason why the samples of two stages differ; None if they may be the same."""
+def _difference(facts: Facts, one: str, other: str) -> tuple[str, tuple[Span, ...]] | None:
+    """Returns (reason, places) why the samples of two stages differ; None if they may be the same."""
     stages = [facts.recipe.pipeline[name] for name in (one, other)]
     first, second = (stage.samples for stage in stages)
     if first and second and first != second:
-        return Difference(f"{first} and {second}", _counts(facts, stages, "samples"))
+        return f"{first} and {second}", _counts(facts, stages, "samples")
     lasts = [[*facts.lead_line(stage)][-1] for stage in stages]
     origins = [stage for stage in lasts if not stage.inputs and stage.kind == "call"]
     if len(origins) < 2 or origins[0].name == origins[1].name:
@@ -513,12 +505,12 @@ def _difference(facts: Facts, one: str, other: str) -> Difference | None:
     first, second = (source.samples for source in origins)
     both = f"their sources `{origins[0].name}` and `{origins[1].name}`"
     if first and second and first != second:
-        return Difference(f"{both} produce different numbers of samples", _counts(facts, origins, "a step"))
+        return f"{both} produce different numbers of samples", _counts(facts, origins, "a step")
     times = [facts.times[source.name] for source in origins]
     if times[0] != times[1]:
         pairs = zip(origins, times, strict=True)
         spans = [facts.key("pipeline", source.name).with_word(f"runs {when}") for source, when in pairs]
-        return Difference(f"{both} run at different times", tuple(spans))
+        return f"{both} run at different times", tuple(spans)
     return None
 
 

@@ -292,16 +292,21 @@ def restartable_sources_have_lengths(facts: Facts, group: Restartable) -> Iterat
 
 
 def restartable_routes_reopen(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
-    """The routes of a restartable group can be reopened. Only the first one that cannot is reported."""
-    pipeline = facts.recipe.pipeline
+    """The routes of a restartable group can be reopened. Only the first one that cannot is reported. Samples
+    of passes that the group takes itself would be others in a step that it repeats."""
+    pipeline, blocks = facts.recipe.pipeline, facts.recipe.blocks
     for stage in pipeline.values():
         sources = [pipeline[name] for name in stage.takes if name in pipeline]
         ends = [(stage, stage.to)] if stage.kind == "sync" else [(one, stage.component) for one in sources]
         for source, target in ends:
             groups = {_group_of(facts, source.component), _group_of(facts, target)}
-            if group.name not in groups or len(groups) < 2 or "" in groups:
+            is_taken = source.block not in ("", stage.block) and blocks[source.block].take > 0
+            if group.name not in groups or "" in groups or (len(groups) < 2 and not is_taken):
                 continue
-            if stage.kind == "sync" and _group_of(facts, stage.component) == group.name:
+            if len(groups) < 2:
+                why = f"`{stage.name}` takes the passes of its own group"
+                help = "remove `restartable`, or move the stage to another group"
+            elif stage.kind == "sync" and _group_of(facts, stage.component) == group.name:
                 why, help = f"`{stage.name}` sends weights of it, which are state", "remove `restartable`"
             elif stage.block and stage.block == source.block:
                 [other] = groups - {group.name}
@@ -313,20 +318,6 @@ def restartable_routes_reopen(facts: Facts, group: Restartable) -> Iterator[Diag
             seconds = (facts.key("pipeline", stage.name),)
             yield Diagnostic("MC333", message, _restartable(facts, group), seconds, help)
             return
-
-
-def restartable_takes_no_own_passes(facts: Facts, group: Restartable) -> Iterator[Diagnostic]:
-    """A restartable group that runs passes does not take their samples itself: in a step that it repeats, it
-    would not take the same ones."""
-    for stage in facts.recipe.pipeline.values():
-        sources = [facts.recipe.pipeline[name] for name in stage.takes if name in facts.recipe.pipeline]
-        blocks = {one.block for one in sources if one.block and one.block != stage.block}
-        is_taken = any(facts.recipe.blocks[name].take for name in blocks)
-        if is_taken and {_group_of(facts, one.component) for one in (stage, *sources)} == {group.name}:
-            message = f"`{group.name}` cannot restart alone: `{stage.name}` takes the passes of its own group"
-            seconds = (facts.key("pipeline", stage.name),)
-            help = "remove `restartable`, or move the stage to another group"
-            yield Diagnostic("MC333", message, _restartable(facts, group), seconds, help)
 
 
 def restartable(facts: Facts) -> Iterator[DeviceGroup]:

@@ -143,10 +143,9 @@ def checkpoint_bytes_of(facts: Facts) -> int:
 
 def copy_bytes_of(facts: Facts) -> dict[str, int]:
     """Returns component -> the least bytes of a copy of its state, on the rank with the most."""
-    models = _saved_models(facts).items()
     return {
         name: max(checkpoint_bytes(stage, one.training, one.split) for stage in one.stages)
-        for name, one in models
+        for name, one in _saved_models(facts).items()
     }
 
 

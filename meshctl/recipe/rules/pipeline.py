@@ -48,13 +48,6 @@ class Reference:
     """The help if no name is similar."""
 
 
-def references(facts: Facts) -> Iterator[Reference]:
-    """Yields all references whose values are valid."""
-    yield from _groups(facts)
-    yield from _components(facts)
-    yield from _stages(facts)
-
-
 def _groups(facts: Facts) -> Iterator[Reference]:
     for name, component in facts.recipe.components.items():
         if component.group and facts.is_valid("components", name, "group"):
@@ -144,7 +137,7 @@ def names_exist(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     defined = {"groups": [*recipe.groups], "components": [*recipe.components], "pipeline": [*recipe.pipeline]}
     missing: dict[tuple[str, str], list[Reference]] = {}
-    for one in references(facts):
+    for one in (*_groups(facts), *_components(facts), *_stages(facts)):
         if not facts.is_named(one.top, one.name):
             missing.setdefault((one.top, one.name), []).append(one)
     for (top, _), some in missing.items():

@@ -18,7 +18,6 @@ from typing import Any
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.code.declarations import KeyPath
 from meshctl.recipe.code.model_config import POSITIONS
-from meshctl.recipe.code.modules import Sources
 from meshctl.recipe.code.signatures import Signature
 from meshctl.recipe.code.tables import entries_in, literal_in, names_in, parameters_of
 from meshctl.recipe.compose.yaml_tree import plain
@@ -94,16 +93,13 @@ def groups_have_several_answers(facts: Facts) -> Iterator[Diagnostic]:
         if size is None or size[0] != 1 or advantage is None:
             continue
         name, path, at = advantage
-        code, trained_by = facts.code_of(stage.component), facts.trained_by(stage.component)
-        if stage.method in trained_by and GROUP in _inputs(code, path):
+        function = parameters_of(facts.code_of(stage.component), path)
+        is_trained = stage.method in facts.trained_by(stage.component)
+        if is_trained and function and GROUP in function.inputs:
             compares = f"advantage `{name}` of `{stage.component}` compares the answers to one prompt"
             message = f"{compares}, but `group_size` of `{sampler}` is 1"
             seconds = (at.with_word(f"the advantage is `{name}`"),)
             help = "with one answer its advantage is always 0: write `group_size: 8`"
-            inputs = {one: {*_inputs(code, path)} for one, path in table_of(facts, stage.component).items()}
-            # these advantages need neither other answers to the prompt nor the values of a critic
-            if single := [one for one, some in inputs.items() if some and not {GROUP, "values"} & some]:
-                help = f"{help}, or use {listed(single, 'or')}"
             yield Diagnostic("MC455", message, size[1], seconds, help)
 
 
@@ -181,12 +177,6 @@ def table_of(facts: Facts, component: str) -> dict[str, str]:
     """Returns name -> dotted path of the advantages that a component can name."""
     table = facts.declares(component).shipped.choices.get("advantage", "")
     return entries_in(facts.code_of(component), table) if table else {}
-
-
-def _inputs(code: Sources, path: str) -> tuple[str, ...]:
-    """Returns the required inputs of an advantage; none if they are unknown."""
-    found = parameters_of(code, path)
-    return found.inputs if found else ()
 
 
 DEFAULTS = "meshctl.losses.advantages.DEFAULTS"
@@ -293,13 +283,8 @@ def _reference_is_base(facts: Facts, stage: Stage, columns: frozenset[str]) -> I
         return
     needed = (*found.inputs, *_switched_on(facts, stage.component, found, "loss_options"))
     if missing := [name for name in needed if name.startswith(REFERENCE) and name not in columns]:
-        message = (
-            f"{listed(missing)} of `{stage.component}` are those of the base model, and not of the model "
-        )
-        message += "with the adapter of `lora.from`"
-        help = (
-            "to compare with that one, export it whole, and call `ref_logprobs` of a frozen component with it"
-        )
+        message = f"{listed(missing)} of `{stage.component}` are those of the base model, without `lora.from`"
+        help = "to compare with the adapted one, export it, and call `ref_logprobs` of a frozen component"
         yield Diagnostic("MC461", message, node.span, help=help, severity="warning")
 
 
@@ -310,11 +295,7 @@ def _help(facts: Facts, stage: Stage, column: str) -> str:
     provider = entries_in(facts.code_of(stage.component), PROVIDERS).get(column, "")
     head = _head_of(facts, stage.component, column)
     if head != facts.head(stage.component) and head is not None:
-        code, own = facts.code_of(stage.component), facts.head(stage.component)
-        losses = entries_in(code, facts.declares(stage.component).shipped.choices["loss"])
-        fitting = [name for name, path in losses.items() if _is_of_head(facts, stage.component, path, own)]
-        others = f"use a loss of `head: {own}`: {listed(fitting, 'or')}"
-        return f"a model with `head: {head}` computes `{column}`; {others}"
+        return f"a model with `head: {head}` computes `{column}`: change its `head`, or its loss"
     if producers:
         return f"take `{producers[0]}` too"
     return f"`{column}` comes from {provider}" if provider else ""
@@ -431,12 +412,6 @@ def _head_of(facts: Facts, component: str, name: str) -> object:
     """Returns the head that computes an input of a loss; None if every head does."""
     heads = literal_in(facts.code_of(component), HEAD_OF)
     return heads.get(name) if isinstance(heads, Mapping) and facts.head(component) else None
-
-
-def _is_of_head(facts: Facts, component: str, loss: str, head: object) -> bool:
-    """Returns whether a loss has inputs that only a model with this head computes."""
-    found = parameters_of(facts.code_of(component), loss)
-    return found is not None and head in {_head_of(facts, component, name) for name in found.inputs}
 
 
 def _is_computed(facts: Facts, component: str, name: str, columns: frozenset[str]) -> bool:

@@ -44,7 +44,7 @@ class Judge(Component):
     def score(self, batch: Batch) -> Batch: ...
 class Actor(Model): ...
 """
-ALONE = "with one answer its advantage is always 0: write `group_size: 8`, or use `whitened`"
+ALONE = "with one answer its advantage is always 0: write `group_size: 8`"
 TEMPERATURE = "write `temperature: ${components.sampler.args.temperature}` for `actor`"
 
 
