@@ -102,7 +102,12 @@ def allocate(groups: Groups, hardware: Hardware, neighbours: Mapping[str, Neighb
         cluster = replace(cluster, devices_per_node={**cluster.devices_per_node, kind: per_node})
         ranges |= _close(Demand(groups, kind, per_node, on), neighbours)
     placed = {name: nodes for name, nodes in on.items() if groups[name].device_type == "cpu"}
-    return Allocation(cluster, ranges, dict(_beyond(groups, cluster, ranges)), placed)
+    beyond = dict[str, int]()
+    for name, own in ranges.items():
+        total = cluster.total(groups[name].device_type)
+        if outside := [max(start, total) for start, stop in own if stop > total]:
+            beyond[name] = min(outside)
+    return Allocation(cluster, ranges, beyond, placed)
 
 
 def _close(demand: Demand, neighbours: Mapping[str, Neighbours]) -> Ranges:
@@ -169,15 +174,6 @@ def least_per_node(groups: Groups, kind: str, nodes: int, on: Mapping[str, NodeR
     while not holds(each):
         each *= 2
     return each
-
-
-def _beyond(
-    groups: Groups, cluster: Cluster, ranges: Mapping[str, DeviceRanges]
-) -> Iterator[tuple[str, int]]:
-    for name, own in ranges.items():
-        total = cluster.total(groups[name].device_type)
-        if outside := [max(start, total) for start, stop in own if stop > total]:
-            yield name, min(outside)
 
 
 @dataclass(frozen=True)

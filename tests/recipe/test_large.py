@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshctl.recipe.load import Loaded, load
-from meshctl.recipe.rules import components, costs, devices, flow, groups, rules_of
+from meshctl.recipe.rules import components, devices, flow, groups, rules_of
 from meshctl.recipe.rules.facts import Facts
 
 CODE = """
@@ -71,7 +71,7 @@ def test_twice_the_recipe_costs_twice(tmp_path: Path, recipe: Any) -> None:
     for size in (40, 80):
         facts = loaded(tmp_path, recipe(size)).facts
         assert facts is not None and facts.meshes and facts.classes
-        counts.append(calls_of((*rules_of(flow), *rules_of(components), *rules_of(costs)), facts))
+        counts.append(calls_of((*rules_of(flow), *rules_of(components), *rules_of(devices)), facts))
     assert counts[1] < 2.2 * counts[0]
 
 

@@ -20,35 +20,32 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A linear layer with a weight `[rows, columns]`. Both are names of sizes, which `_Sizes` looks up."""
-
-    name: str
-    rows: str
-    columns: str
-    tp_dim: int | None = None
-    bias: bool | str = False
-    """True if it has a bias, or the key of the config that states it."""
-
-
-@dataclass(frozen=True)
 class Weights:
     """A parameter that is not a linear layer's and that no adapter adapts."""
 
     name: str
     shape: tuple[str, ...]
+    """The names of sizes, which `_Sizes` looks up."""
     tp_dim: int | None = None
 
 
-Modules = tuple[Linear | Weights, ...]
+@dataclass(frozen=True)
+class Linear(Weights):
+    """A linear layer with a weight [rows, columns]."""
+
+    bias: bool | str = False
+    """True if it has a bias, or the key of the config that states it."""
+
+
+Modules = tuple[Weights, ...]
 
 
 def _attention(bias: bool | str = False, output_bias: bool | str = False) -> Modules:
     return (
-        Linear("self_attn.q_proj", "query", "hidden", 0, bias),
-        Linear("self_attn.k_proj", "key", "hidden", 0, bias),
-        Linear("self_attn.v_proj", "key", "hidden", 0, bias),
-        Linear("self_attn.o_proj", "hidden", "query", 1, output_bias),
+        Linear("self_attn.q_proj", ("query", "hidden"), 0, bias),
+        Linear("self_attn.k_proj", ("key", "hidden"), 0, bias),
+        Linear("self_attn.v_proj", ("key", "hidden"), 0, bias),
+        Linear("self_attn.o_proj", ("hidden", "query"), 1, output_bias),
     )
 
 
@@ -57,9 +54,9 @@ def _gated(
 ) -> Modules:
     rows, columns = (0, 1) if is_split else (None, None)
     return (
-        Linear(f"{prefix}.gate_proj", inner, "hidden", rows, bias),
-        Linear(f"{prefix}.up_proj", inner, "hidden", rows, bias),
-        Linear(f"{prefix}.down_proj", "hidden", inner, columns, bias),
+        Linear(f"{prefix}.gate_proj", (inner, "hidden"), rows, bias),
+        Linear(f"{prefix}.up_proj", (inner, "hidden"), rows, bias),
+        Linear(f"{prefix}.down_proj", ("hidden", inner), columns, bias),
     )
 
 
@@ -89,21 +86,21 @@ MISTRAL_LAYER = (*_attention(), *_gated(), *NORMS)
 QWEN3_ATTENTION = (*_attention("attention_bias", "attention_bias"), *HEAD_NORMS, *NORMS)
 GEMMA_ATTENTION = _attention("attention_bias", "attention_bias")
 PHI3_LAYER = (
-    Linear("self_attn.o_proj", "hidden", "query", 1),
-    Linear("self_attn.qkv_proj", "query + 2 key", "hidden", 0),
-    Linear("mlp.gate_up_proj", "2 inner", "hidden", 0),
-    Linear("mlp.down_proj", "hidden", "inner", 1),
+    Linear("self_attn.o_proj", ("hidden", "query"), 1),
+    Linear("self_attn.qkv_proj", ("query + 2 key", "hidden"), 0),
+    Linear("mlp.gate_up_proj", ("2 inner", "hidden"), 0),
+    Linear("mlp.down_proj", ("hidden", "inner"), 1),
     *NORMS,
 )
 STARCODER2_LAYER = (
     *_attention("use_bias", "use_bias"),
-    Linear("mlp.c_fc", "inner", "hidden", 0, "use_bias"),
-    Linear("mlp.c_proj", "hidden", "inner", 1, "use_bias"),
+    Linear("mlp.c_fc", ("inner", "hidden"), 0, "use_bias"),
+    Linear("mlp.c_proj", ("hidden", "inner"), 1, "use_bias"),
     *_norms("input_layernorm", "post_attention_layernorm", bias=True),
 )
 SHARED_EXPERT = (
     *_gated("shared_inner", prefix="mlp.shared_expert", is_split=False),
-    Linear("mlp.shared_expert_gate", "one", "hidden"),
+    Linear("mlp.shared_expert_gate", ("one", "hidden")),
 )
 
 
@@ -187,8 +184,7 @@ def linear_layers(model_type: str) -> list[str]:
 
 def fused_weights(model_type: str) -> list[str]:
     """Returns the names of the fused weights of experts in a layer of an architecture."""
-    weights = (module for module in _modules(model_type) if isinstance(module, Weights))
-    return [weight.name for weight in weights if len(weight.shape) == 3]
+    return [module.name for module in _modules(model_type) if len(module.shape) == 3]
 
 
 def _modules(model_type: str) -> Modules:
@@ -238,17 +234,15 @@ def _parameters(architecture: Architecture, sizes: _Sizes, head: str) -> Iterato
         yield Parameter("lm_head.weight", table, tp_dim=0, is_linear=True)
 
 
-def _of_module(module: Linear | Weights, sizes: _Sizes, layers: int, prefix: str) -> Iterator[Parameter]:
-    if isinstance(module, Weights):
-        shape = tuple(sizes.number(size) for size in module.shape)
-        yield Parameter(f"{prefix}{module.name}", shape, layers, module.tp_dim)
+def _of_module(module: Weights, sizes: _Sizes, layers: int, prefix: str) -> Iterator[Parameter]:
+    name, shape = f"{prefix}{module.name}", tuple(sizes.number(size) for size in module.shape)
+    if not isinstance(module, Linear):
+        yield Parameter(name, shape, layers, module.tp_dim)
         return
-    name, rows = f"{prefix}{module.name}", sizes.number(module.rows)
-    shape = (rows, sizes.number(module.columns))
     yield Parameter(f"{name}.weight", shape, layers, module.tp_dim, is_linear=True)
     has_bias = sizes.config.get(module.bias, False) if isinstance(module.bias, str) else module.bias
     if has_bias:
-        yield Parameter(f"{name}.bias", (rows,), layers, 0 if module.tp_dim == 0 else None)
+        yield Parameter(f"{name}.bias", shape[:1], layers, 0 if module.tp_dim == 0 else None)
 
 
 @dataclass(frozen=True)

@@ -196,6 +196,7 @@ class Code(Sources):
             name: (owner, item) for name, (owner, item) in members.items() if isinstance(item, FUNCTIONS)
         }
         metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
+        abstract = [name for name, (_, item) in functions.items() if _is_abstract(item)]
         is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
         is_constructor_known = not unknown or "__init__" in functions
         return Class(
@@ -206,7 +207,7 @@ class Code(Sources):
             methods=frozenset(members) | ({"setup", "close"} if is_component else set()),
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
-            abstract_methods=tuple(_abstract(functions)) if "abc.ABC" in ends else (),
+            abstract_methods=tuple(abstract) if "abc.ABC" in ends else (),
             assigned_members=frozenset(members) - frozenset(functions),
             logs=any(one.may_log for one in metrics.values()),
             trains=_training(functions),
@@ -328,11 +329,9 @@ def _is_overridden(classes: list[tuple[Module, ast.ClassDef]], declaration: str)
     return any(name in others for name in nearer if name not in READERS)
 
 
-def _abstract(functions: Mapping[str, tuple[Module, Function]]) -> Iterator[str]:
-    for name, (_, method) in functions.items():
-        decorators = [dotted_name(one) or "" for one in method.decorator_list]
-        if any(one.rpartition(".")[2] == "abstractmethod" for one in decorators):
-            yield name
+def _is_abstract(method: Function) -> bool:
+    decorators = [dotted_name(one) or "" for one in method.decorator_list]
+    return any(one.rpartition(".")[2] == "abstractmethod" for one in decorators)
 
 
 def _hidden_values(functions: Mapping[str, tuple[Module, Function]]) -> frozenset[str]:

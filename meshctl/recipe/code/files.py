@@ -204,11 +204,7 @@ def _first_item(name: str, start: bytes, is_whole: bool) -> FirstRow:
         row, _ = ([], 0) if text.startswith("]") else json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError) as error:
         return FirstRow(wrong=f"{name}: {error}") if is_whole else FirstRow()
-    if text.startswith("]"):
-        return FirstRow(is_empty=True)
-    if not isinstance(row, dict):
-        return FirstRow(wrong=f"{name}: a row is an object, not {type(row).__name__}")
-    return FirstRow(tuple(row))
+    return FirstRow(is_empty=True) if text.startswith("]") else _columns(name, row)
 
 
 def _first_line(name: str, start: bytes, is_whole: bool) -> FirstRow:
@@ -217,19 +213,19 @@ def _first_line(name: str, start: bytes, is_whole: bool) -> FirstRow:
             continue
         if not is_whole and number == start.count(b"\n") + 1:
             return FirstRow()  # the row is longer than the beginning that was read
-        return _columns(f"{name}:{number}", line)
+        place = f"{name}:{number}"
+        try:
+            return _columns(place, json.loads(line.decode("utf-8-sig")))
+        except UnicodeDecodeError as error:
+            return FirstRow(wrong=f"{place}: byte {error.start + 1} is not UTF-8")
+        except json.JSONDecodeError as error:
+            return FirstRow(wrong=f"{place}: {error.msg} at column {error.colno}")
+        except RecursionError:
+            return FirstRow(wrong=f"{place}: its values are nested too deeply")
     return FirstRow(is_empty=True) if is_whole else FirstRow()
 
 
-def _columns(place: str, line: bytes) -> FirstRow:
-    try:
-        row: Any = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return FirstRow(wrong=f"{place}: byte {error.start + 1} is not UTF-8")
-    except json.JSONDecodeError as error:
-        return FirstRow(wrong=f"{place}: {error.msg} at column {error.colno}")
-    except RecursionError:
-        return FirstRow(wrong=f"{place}: its values are nested too deeply")
+def _columns(place: str, row: Any) -> FirstRow:
     if not isinstance(row, dict):
         return FirstRow(wrong=f"{place}: a row is an object, not {type(row).__name__}")
     return FirstRow(tuple(row))

@@ -59,11 +59,6 @@ class Hint:
         return "batch" in self.kinds and self.kinds <= {"batch", "nothing"}
 
     @property
-    def is_without_numbers(self) -> bool:
-        """True if nothing fits that has metrics: only a `Batch` or None."""
-        return bool(self.kinds) and self.kinds <= {"batch", "nothing"} and not self.words
-
-    @property
     def is_scalar(self) -> bool:
         """True if only numbers, text and booleans are allowed."""
         return bool(self.kinds) and self.kinds <= SCALARS and not self.words

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from meshctl.argument_limits import value_of
 from meshctl.recipe.code.declarations import Declarations, declarations_of, literal
@@ -62,18 +62,9 @@ def literal_in(sources: Sources, table: str) -> Any:
     return literal(sources.assigned(table))
 
 
-class WrongPath(NamedTuple):
-    """The reason why nothing can be imported from a dotted path."""
-
-    reason: str
-    word: str
-    """The wrong word of the path."""
-    options: tuple[str, ...]
-    """Words that can be in its place."""
-
-
-def wrong_path(sources: Sources, dotted: str) -> WrongPath | None:
-    """Returns what is wrong with a dotted path; None if something can, or may, be imported from it."""
+def wrong_path(sources: Sources, dotted: str) -> tuple[str, str, tuple[str, ...]] | None:
+    """Returns (what is wrong with a dotted path, its wrong word, words that can be in its place); None if
+    something can, or may, be imported from it."""
     owner, _, name = dotted.rpartition(".")
     module = sources.module(owner)
     if module is None:
@@ -82,14 +73,14 @@ def wrong_path(sources: Sources, dotted: str) -> WrongPath | None:
         if not is_path or sources.is_library(owner) or sources.first_missing(owner) != first:
             return None
         own = tuple(file.stem for folder in sources.own for file in files(Path(folder), ".py"))
-        return WrongPath(f"module `{first}` does not exist", first, own)
+        return f"module `{first}` does not exist", first, own
     names = _names_of_module(module) if isinstance(module, Module) else ()
     if not isinstance(module, Module) or not names:
         return None
     words = ("id", "name", "asname")  # the name may be bound or used anywhere
     if any(getattr(node, word, None) == name for node in ast.walk(module.tree) for word in words):
         return None
-    return WrongPath(f"module `{owner}` has no `{name}`", name, names)
+    return f"module `{owner}` has no `{name}`", name, names
 
 
 def _names_of_module(module: Module) -> tuple[str, ...]:

@@ -37,13 +37,9 @@ PP_PARTS = {"embed_tokens", "layers", "norm"}
 """The modules in the plan of a model that pipeline stages can divide."""
 BASES = ("PreTrainedConfig", "PretrainedConfig")
 """The names of the base class of all configs, which has no plan."""
-
-
 Plan = Mapping[str, object]
 """Module -> the style in which it is split: `layers.*.mlp.up_proj` -> `colwise`."""
-
-
-OF_PLANS = {"base_model_tp_plan": "tp", "base_model_ep_plan": "ep", "base_model_pp_plan": "pp"}
+OF_PLANS = {TP_PLAN: "tp", EP_PLAN: "ep", PP_PLAN: "pp"}
 
 
 def plan_of(sources: Sources, model_type: str, name: str = TP_PLAN) -> Plan | Unread:

@@ -18,7 +18,6 @@ from meshctl.recipe.rules import (
     arguments,
     calls,
     components,
-    costs,
     data,
     devices,
     engines,
@@ -31,14 +30,13 @@ from meshctl.recipe.rules import (
     rollouts,
     run,
     schedule,
-    take,
 )
 from meshctl.recipe.rules.facts import Facts
 
 Rule = Callable[[Facts], Iterator[Diagnostic]]
 SUBJECTS = (
     *(pipeline, groups, devices, meshes, models, architectures, memory, components, arguments, data),
-    *(calls, flow, schedule, run, costs, rollouts, take, engines),
+    *(calls, flow, schedule, run, rollouts, engines),
 )
 WALKS: Mapping[str, Callable[[Facts], Iterable[Any]]] = {
     "DeviceGroup": lambda facts: facts.recipe.groups.values(),

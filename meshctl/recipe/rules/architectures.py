@@ -101,18 +101,15 @@ def packed_texts_have_borders(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic("MC470", message, span, seconds, "leave out `pack`")
 
 
-def _state(facts: Facts, component: str) -> tuple[str, Span] | None:
-    """Returns the architecture of a component, and its place, if a state passes from token to token."""
+def _state(facts: Facts, component: str, *, or_own_cache: bool = False) -> tuple[str, Span] | None:
+    """Returns the architecture of a component, and its place, if a state passes from token to token or, with
+    `or_own_cache`, if its cache has more than keys and values."""
     tree, code = facts.config_values(component), facts.code_of(component)
-    kinds = model_types_in(tree) if tree else []
-    return next((one for one in kinds if tree and has_state(code, one[0], layer_types(tree)) is True), None)
-
-
-def _own_cache(facts: Facts, component: str) -> tuple[str, Span] | None:
-    """Returns the architecture of a component, and its place, if its cache has more than keys and values."""
-    tree = facts.config_values(component)
-    kinds = model_types_in(tree) if tree else []
-    return next((one for one in kinds if "cache" in UNUSABLE.get(one[0], ())), None)
+    for kind, at in model_types_in(tree) if tree else []:
+        has_own_cache = or_own_cache and "cache" in UNUSABLE.get(kind, ())
+        if tree and (has_own_cache or has_state(code, kind, layer_types(tree)) is True):
+            return kind, at
+    return None
 
 
 def cached_texts_have_no_state(facts: Facts, component: Component) -> Iterator[Diagnostic]:
@@ -120,7 +117,7 @@ def cached_texts_have_no_state(facts: Facts, component: Component) -> Iterator[D
     name = component.name
     path = facts.declares(name).layouts.cache
     node, is_whole = facts.argument(name, path), path == ("args",)
-    state = _state(facts, name) or _own_cache(facts, name) if node and node.value else None
+    state = _state(facts, name, or_own_cache=True) if node and node.value else None
     if node and state:
         what = f"`{name}`" if is_whole else f"`{path[-1]}` of `{name}`"
         message = f"{what} needs a cache of keys and values, and `{state[0]}` also has a state"

@@ -125,8 +125,8 @@ def names_exist(facts: Facts, component: Component) -> Iterator[Diagnostic]:
                 message = f"`{argument}` is `{name}`, and takes a name without `torch`"
                 help = f"write `{last}`"
             elif "." in name and (wrong := wrong_path(code, name)):
-                message = f"`{argument}` is `{name}`, and {wrong.reason}"
-                help = did_you_mean(wrong.word, wrong.options)
+                reason, word, options = wrong
+                message, help = f"`{argument}` is `{name}`, and {reason}", did_you_mean(word, options)
             elif "." not in name and names and name not in names:
                 message, help = f"`{argument}` is `{name}`, which does not exist", did_you_mean(name, names)
                 fixes = renamed(span, name, names)
@@ -224,9 +224,8 @@ def group_has_supported_devices(facts: Facts) -> Iterator[Diagnostic]:
         owner = (facts.value("components", name, "group").with_word(f"`{name}` is on `{group.name}`"),)
         most, each = shipped.devices_per_worker, group.gpus_per_worker
         if most is not None and each > most:
-            message = (
-                f"`{name}` uses {counted(most, 'device')} in each worker; one of `{group.name}` has {each}"
-            )
+            uses = f"`{name}` uses {counted(most, 'device')} in each worker"
+            message = f"{uses}; one of `{group.name}` has {each}"
             help = f"write `gpus_per_worker: {most}`; a large model is split by `parallel`"
             span = facts.value("groups", group.name, "gpus_per_worker")
             yield Diagnostic("MC459", message, span, owner, help)

@@ -271,9 +271,8 @@ def results_can_be_collected(facts: Facts, call: Call) -> Iterator[Diagnostic]:
         message = f"{call.name} {returns} a Batch, but stage `{stage.name}` has `in: []` (no data)"
         help = "its samples would have no ids: remove `in` for a source, or return numbers"
     elif _reduces_batches(facts, stage):
-        message = (
-            f"{call.name} returns a Batch, but `collect: {facts.modes[stage.name].collect}` is for numbers"
-        )
+        mode = facts.modes[stage.name].collect
+        message = f"{call.name} returns a Batch, but `collect: {mode}` is for numbers"
         help = "write `collect: flatten`"
     elif collect.is_batch and returned.kinds and returned.kinds <= {"mapping", *SCALARS} and is_needed:
         help = "return a Batch"

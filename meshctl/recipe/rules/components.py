@@ -9,7 +9,7 @@ from pathlib import Path
 
 from meshctl.diagnostics import Diagnostic, Fix, Span
 from meshctl.package import install_command, missing_libraries, outdated_libraries
-from meshctl.recipe.code.classes import Class, Code, Found, NoClass, NotFound
+from meshctl.recipe.code.classes import ROOMS, Class, Code, Found, NoClass, NotFound
 from meshctl.recipe.code.modules import Unread
 from meshctl.recipe.code.tables import extras_of
 from meshctl.recipe.compose.folders import files
@@ -19,14 +19,7 @@ from meshctl.recipe.model import Component, Stage
 from meshctl.recipe.rules.facts import Facts
 from meshctl.text.english import did_you_mean, listed, nearest
 
-READY_MADE = (
-    "meshctl.agents",
-    "meshctl.components",
-    "meshctl.data",
-    "meshctl.hf",
-    "meshctl.rewards",
-    "meshctl.vllm",
-)
+READY_MADE = tuple(f"meshctl.{room}" for room in sorted((*ROOMS, "components")))
 """The modules of ready-made components."""
 DERIVE = "use a class that derives from meshctl.Component"
 MAX_SECONDS = 4

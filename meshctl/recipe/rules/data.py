@@ -71,7 +71,10 @@ def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnosti
         return Diagnostic("MC447", row.wrong, node.span, help="a row is a line with one JSON object")
     if row.columns is None:
         return None
-    kept, forms = texts_listed_by(facts, component, KEEP) or (), _forms(facts, component)
+    kept, names = texts_listed_by(facts, component, KEEP) or (), facts.argument(component, FIELDS)
+    renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
+    declared = facts.declares(component).shipped.forms
+    forms = [[str(renamed.get(column, column)) for column in form] for form in declared]
     lacking = [[column for column in form if column not in row.columns] for form in forms]
     others = forms[1:] if all(lacking) else []
     missing = [
@@ -85,14 +88,6 @@ def _of_row(facts: Facts, component: str, node: Node, found: Found) -> Diagnosti
     help += "".join(f"; a row may have {listed(form)} instead" for form in others)
     help += f"; for another one: fields: {{{missing[0]}: COLUMN}}"
     return Diagnostic("MC448", message, node.span, help=help)
-
-
-def _forms(facts: Facts, component: str) -> list[list[str]]:
-    """Returns the names that the columns of each form of a component have in its data."""
-    names = facts.argument(component, FIELDS)
-    renamed = {key: one.value for key, one in names.items()} if names is not None and names.is_mapping else {}
-    forms = facts.declares(component).shipped.forms
-    return [[str(renamed.get(column, column)) for column in form] for form in forms]
 
 
 def tokenizers_are_usable(facts: Facts, component: Component) -> Iterator[Diagnostic]:

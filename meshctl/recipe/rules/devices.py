@@ -1,5 +1,5 @@
-"""MC303 to MC326: the devices of groups, their hardware names, the devices of the cluster, and the nodes and
-node pools on which groups are placed.
+"""MC303 to MC326 and MC42x: the devices of groups, their hardware names, the devices of the cluster, the
+nodes and node pools on which groups are placed, and layouts that are correct but waste resources.
 
 `visible_devices` lists hardware names. Without it, the hardware name of a device is its number on the node,
 unless the launcher's environment selects and renumbers devices. A conflict with a group without
@@ -12,21 +12,27 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
+from math import gcd
 
 from meshctl.diagnostics import Diagnostic, Span
 from meshctl.recipe.allocation import Allocation, allocate, host_of, least_per_node
 from meshctl.recipe.model import DeviceGroup
 from meshctl.recipe.rules.facts import Facts, node_counts
+from meshctl.recipe.rules.meshes import Placed
 from meshctl.text.english import counted, did_you_mean, in_words, listed
 from meshctl.topology.cluster import Cluster as PlacedCluster
 from meshctl.topology.device_ranges import (
     DeviceRanges,
+    clipped,
     common,
     device_count,
     devices_on,
     first_common_device,
     first_split_worker,
+    gaps_between,
 )
+from meshctl.topology.mesh import DIMS
+from meshctl.topology.placement import NodeRun, node_runs, span_nodes
 from meshctl.topology.sizes import divisors
 
 MAX_LISTED = 8
@@ -128,8 +134,10 @@ def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
     """The cluster has the devices of all groups. Groups without enough devices are reported together, per
     device type."""
     allocation, groups = facts.allocation, facts.recipe.groups
-    beyond = allocation.beyond if allocation else {}
     by_type: dict[str, list[str]] = {}
+    if allocation is None:
+        return
+    beyond = allocation.beyond
     for name in beyond:
         group = groups[name]
         is_hosted = bool(group.colocate) and host_of(groups, name) in beyond
@@ -138,15 +146,18 @@ def cluster_has_devices(facts: Facts) -> Iterator[Diagnostic]:
     for kind, names in by_type.items():
         lists = [name for name in names if isinstance(groups[name].ranks, tuple)]
         counts = [name for name in names if name not in lists]
-        yield _beyond(facts, kind, lists, counts) if lists else _too_small(facts, kind, counts)
+        if lists:
+            yield _beyond(facts, allocation, kind, lists, counts)
+        else:
+            yield _too_small(facts, allocation, kind, counts)
 
 
-def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Diagnostic:
+def _beyond(
+    facts: Facts, allocation: Allocation, kind: str, lists: list[str], counts: list[str]
+) -> Diagnostic:
     """Returns the diagnostic for groups with a device that the cluster does not have. `counts` are further
     groups for which it has too few devices."""
-    allocation, groups = facts.allocation, facts.recipe.groups
-    assert allocation is not None
-    total, spans = allocation.cluster.total(kind), dict[str, Span]()
+    groups, total, spans = facts.recipe.groups, allocation.cluster.total(kind), dict[str, Span]()
     for name in lists:
         ranks, device = groups[name].ranks, allocation.beyond[name]
         index = ranks.index(device) if isinstance(ranks, tuple) and device in ranks else 0
@@ -156,17 +167,15 @@ def _beyond(facts: Facts, kind: str, lists: list[str], counts: list[str]) -> Dia
     message = f"group `{first}` needs device {allocation.beyond[first]}, but {numbered}"
     others = [spans[name].with_word(f"`{name}` needs it") for name in more]
     others += [_needs_span(facts, name) for name in counts]
-    second, help = _hardware(facts, kind)
+    second, help = _hardware(facts, allocation, kind)
     ranks = groups[first].ranks
     if isinstance(ranks, tuple) and max(ranks) == total:
         help = f"devices count from 0: list {total - 1} as the last one"
     return Diagnostic("MC309", message, spans[first], (second, *others[:MAX_LISTED]), help)
 
 
-def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
-    allocation, groups = facts.allocation, facts.recipe.groups
-    assert allocation is not None
-    total = allocation.cluster.total(kind)
+def _too_small(facts: Facts, allocation: Allocation, kind: str, names: list[str]) -> Diagnostic:
+    groups, total = facts.recipe.groups, allocation.cluster.total(kind)
     others = {
         name: group.devices
         for name, group in groups.items()
@@ -177,7 +186,7 @@ def _too_small(facts: Facts, kind: str, names: list[str]) -> Diagnostic:
     taken = ", ".join(f"`{name}` has {devices}" for name, devices in others.items())
     needs = f"group `{names[0]}` needs {counted(groups[names[0]].devices, 'device')}"
     message = f"{needs}, but {free} of {of} {'is' if free == 1 else 'are'} free" + f" ({taken})" * bool(taken)
-    seconds, help = _hardware(facts, kind)
+    seconds, help = _hardware(facts, allocation, kind)
     beyond = tuple(_needs_span(facts, name) for name in names[1 : MAX_LISTED + 1])
     return Diagnostic("MC309", message, facts.value("groups", names[0], "ranks"), (seconds, *beyond), help)
 
@@ -191,12 +200,11 @@ def _has_several_types(facts: Facts) -> bool:
     return len({group.device_type for group in facts.recipe.groups.values()} - {"cpu"}) > 1
 
 
-def _hardware(facts: Facts, kind: str) -> tuple[Span, str]:
+def _hardware(facts: Facts, allocation: Allocation, kind: str) -> tuple[Span, str]:
     """Returns (span of the number of devices in `cluster`, labelled with their sum; help with a number that
     is enough)."""
-    allocation, recipe = facts.allocation, facts.recipe
-    assert allocation is not None
-    cluster, each = allocation.cluster, recipe.cluster.devices_of(kind)
+    recipe, cluster = facts.recipe, allocation.cluster
+    each = recipe.cluster.devices_of(kind)
     total, nodes = counted(cluster.total(kind), "device"), counted(cluster.nodes, "node")
     word = f"{nodes} x {each} = {total}" if isinstance(each, int) else f"{nodes}: {total}"
     of_type = [
@@ -422,3 +430,101 @@ def _too_few(facts: Facts, group: DeviceGroup, allocation: Allocation, found: in
     span = facts.value("groups", group.name, "ranks")
     help = "name other nodes, or remove `nodes`"
     return Diagnostic("MC326", message + (f" ({others})" if others else ""), span, (nodes,), help)
+
+
+# Layouts that waste resources
+
+MAX_TAKING = 3
+"""Maximum number of groups whose devices a report about idle ones shows."""
+SPANNING = {"tp": "MC420", "ep": "MC421", "etp": "MC422"}
+"""Dims whose process groups communicate within every layer and therefore should not span nodes -> code of
+the warning."""
+
+
+# Idle devices
+
+
+def devices_are_used(facts: Facts) -> Iterator[Diagnostic]:
+    """Every device in `cluster` belongs to a group. Another rule reports a group that lacks devices."""
+    allocation, recipe, groups = facts.allocation, facts.recipe, [*facts.recipe.groups.values()]
+    if allocation is None or allocation.beyond:
+        return
+    if any(
+        one.device_type != "cpu" and one.devices != device_count(allocation.devices[one.name])
+        for one in groups
+    ):
+        return
+    for kind, per_node in allocation.cluster.devices_per_node.items():
+        own = [one.name for one in groups if one.device_type == kind]
+        taken = sorted(some for name in own for some in allocation.devices[name])
+        total = allocation.cluster.total(kind)
+        idle = tuple(clipped(gaps_between(taken), 0, total))
+        # A machine has at most one mps device, so a larger number is unreliable.
+        is_counted = kind != "mps" or all(each <= 1 for _, each in per_node)
+        if not idle or not is_counted or not recipe.cluster.devices_of(kind):
+            continue
+        takes = {one.name: counted(one.devices, "device") for one in groups if one.device_type == kind}
+        seconds = tuple(
+            facts.value("groups", name, "ranks").with_word(f"`{name}` takes {devices}")
+            for name, devices in [*takes.items()][:MAX_TAKING]
+        )
+        are = "is" if device_count(idle) == 1 else "are"
+        cluster, first = allocation.cluster, idle[0][0]
+        message = f"{device_count(idle)} of {total} {kind} devices {are} not used by any group"
+        span, node = _stated(facts, kind, first, cluster), cluster.node_of(kind, first)
+        help = "give them to a group, or remove them from `cluster`"
+        yield Diagnostic("MC320", f"{message}, the first on node {node}", span, seconds, help, "warning")
+
+
+def _stated(facts: Facts, kind: str, device: int, cluster: PlacedCluster) -> Span:
+    """Returns the span of the value to which a device belongs: in its node pool, or in `devices_per_node`."""
+    node = cluster.node_of(kind, device)
+    for pool in cluster.pools_on(((node, node + 1),)):
+        return facts.value("cluster", "nodes", pool, "devices")
+    return facts.cluster_value("devices_per_node", *([kind] if kind in facts.recipe.cluster.named else []))
+
+
+# Process groups that span nodes
+
+
+def process_groups_stay_on_node(facts: Facts, one: Placed) -> Iterator[Diagnostic]:
+    """Process groups that communicate within every layer do not span nodes."""
+    mesh, group = one.mesh, facts.recipe.groups[one.component.group]
+    dims = [dim for dim in SPANNING if mesh.size(dim) > 1 and one.owner == one.name]
+    runs = _node_runs(facts.allocation, group) if dims else ()
+    if not runs or (len(runs) == 1 and runs[0].nodes == 1):
+        return
+    counts = sorted({run.each for run in runs})
+    ranks = counted(counts[0], "rank") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
+    second = facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} on a node")
+    for dim in dims:
+        reach, size, count = span_nodes(runs, mesh, dim), mesh.size(dim), mesh.world_size // mesh.size(dim)
+        if reach == "inside":
+            continue
+        message = f"the only {dim} group of `{one.name}` crosses nodes"
+        if count > 1:
+            which = "all" if reach == "all" else "some of the"
+            message = f"{which} {count} {dim} groups of `{one.name}` cross nodes"
+        # The groups of tp and of the expert dims are consecutive ranks, unless `order` changes that; etp is
+        # inside ep.
+        inner = mesh.etp_size if dim == "ep" else 1
+        sizes = [part for part in divisors(size) if gcd(*counts) % (part * inner) == 0]
+        usual = " without `order`" if mesh.mesh_dim_names != DIMS else ""
+        help = f"`{dim}_size: {sizes[-1]}`{usual} stays inside a node" if sizes else ""
+        span = one.span(f"{dim}_size").with_word(f"groups of {size} ranks")
+        yield Diagnostic(SPANNING[dim], message, span, (second,), help, "warning")
+
+
+def _node_runs(allocation: Allocation | None, group: DeviceGroup) -> tuple[NodeRun, ...]:
+    """Returns the placement of a group's workers on nodes; empty if it is wrong or unknown."""
+    if allocation is None or group.name in allocation.beyond:
+        return ()
+    devices, each = allocation.devices[group.name], group.gpus_per_worker
+    if group.device_type != "cpu" and device_count(devices) != group.devices:
+        return ()
+    nodes = allocation.nodes.get(group.name, ())
+    own = group.workers, devices, each, nodes
+    try:
+        return node_runs(allocation.cluster, group.device_type, *own)
+    except ValueError:
+        return ()

@@ -30,8 +30,6 @@ from meshctl.topology.modes import COLLECT, DISPATCH, Dispatch
 
 ALL_LINEAR = "all-linear"
 """The target of `lora` that means all linear layers."""
-
-
 KnownCall = Stage
 """A stage with `call` whose inputs and modes are known."""
 

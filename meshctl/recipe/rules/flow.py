@@ -435,10 +435,6 @@ def pipelines_are_filled(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]
         yield Diagnostic("MC543", message, span, seconds, help, "warning")
 
 
-SOURCE_HELP = "name the files of both in one `path`, such as `data/*.jsonl`, or give each one its own stage"
-SAME_HELP = "take stages that have the same samples of one source"
-
-
 def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagnostic]:
     """A list of stages contains only stages that return batches, whose columns can be joined, and no two
     sources with a column of the same name."""
@@ -450,7 +446,8 @@ def joined_stages_give_batches(facts: Facts, stage: KnownCall) -> Iterator[Diagn
             columns = own_columns(facts, source) if source is not None and not source.inputs else ()
             if twice := sorted(column for column in columns or () if first.setdefault(column, name) != name):
                 message = f"the sources `{first[twice[0]]}` and `{name}` both have {listed(twice)}"
-                yield Diagnostic("MC537", message, span, help=SOURCE_HELP)
+                help = "name the files of both in one `path`, such as `data/*.jsonl`, or use two stages"
+                yield Diagnostic("MC537", message, span, help=help)
             if source is None or source.kind != "call" or not facts.is_valid("pipeline", name):
                 continue
             modes = facts.modes[name]
@@ -476,7 +473,9 @@ def inputs_have_same_samples(facts: Facts, stage: KnownCall) -> Iterator[Diagnos
         both = f"stage `{stage.name}` takes `{lead}` and `{name}` together"
         if difference := _difference(facts, lead, name):
             why, seconds = difference
-            yield Diagnostic("MC536", f"{both}, but their samples differ: {why}", span, seconds, SAME_HELP)
+            message = f"{both}, but their samples differ: {why}"
+            help = "take stages that have the same samples of one source"
+            yield Diagnostic("MC536", message, span, seconds, help)
         else:
             yield from _counts_are_unlikely(facts, both, span, lead, name)
             yield from _shares_may_differ(facts, stage, both, span, lead, name)

@@ -198,12 +198,9 @@ def group_can_shrink(facts: Facts, elastic: Elastic) -> Iterator[Diagnostic]:
     """Each elastic group has a smaller count of ranks, of at least `min_ranks`, for which its components have
     a layout. A note says with how many it goes on."""
     group, recipe = facts.recipe.groups.get(elastic.group), facts.recipe
-    is_sized = group is not None and group.workers > 0 and facts.is_valid("groups", group.name)
-    if (
-        group is None
-        or not is_sized
-        or not all(one.name in facts.meshes for one in recipe.components_of(group.name))
-    ):
+    if group is None or not group.workers or not facts.is_valid("groups", group.name):
+        return
+    if not all(one.name in facts.meshes for one in recipe.components_of(group.name)):
         return
     counts = [one.ranks for one in layouts_of(recipe, group.name, group.devices - 1, elastic.min_ranks)]
     if not counts:
@@ -216,7 +213,7 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
     ranks, step = group.devices, replica_ranks(facts.recipe, group.name)
     least = ("run", "elastic", group.name, "min_ranks")
     span = facts.value(*least) if facts.node(*least) else facts.key(*least[:-1])
-    seconds = [facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} ranks")]
+    second = facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} ranks")
     message = f"`{group.name}` cannot lose a rank and keep {elastic.min_ranks}"
     if elastic.min_ranks >= ranks:
         help = f"write a `min_ranks` below {ranks}"
@@ -224,12 +221,7 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
         help = f"only dp and fsdp sizes change: `min_ranks` must be {ranks - step} or less"
     else:
         help = "only dp and fsdp sizes change, and its other sizes take all ranks: leave it out of `elastic`"
-    for one in facts.recipe.components_of(group.name):
-        if step > 1 and facts.node("components", one.name, "parallel"):
-            sizes = facts.value("components", one.name, "parallel")
-            seconds.append(sizes.with_word(f"a replica takes {counted(step, 'rank')}"))
-            break
-    return Diagnostic("MC328", message, span, tuple(seconds), help)
+    return Diagnostic("MC328", message, span, (second,), help)
 
 
 def _possible(facts: Facts, group: DeviceGroup, counts: list[int]) -> Diagnostic:

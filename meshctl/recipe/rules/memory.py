@@ -86,21 +86,19 @@ def _devices(facts: Facts, components: Mapping[str, ComponentMemory]) -> Iterato
     share no process."""
     if facts.allocation is None:
         return
-    found: list[tuple[str, tuple[str, ...]]] = []
     groups, devices = facts.recipe.groups, facts.allocation.devices
     for device_type in dict.fromkeys(group.device_type for group in groups.values()):
         own = [name for name, group in groups.items() if group.device_type == device_type]
-        on_cpu = device_type == "cpu"
-        shared = [(name,) for name in own] if on_cpu else sharing({name: devices[name] for name in own})
-        found += [(device_type, one) for one in shared]
-    for device_type, together in found:
-        names = [name for name in components if facts.recipe.components[name].group in together]
-        known = [name for name in names if not components[name].unknown]
-        if known:
-            total = sum(components[name].total for name in known)
-            is_complete = all(components[name].is_complete for name in names)
-            limit = facts.recipe.cluster.device_memory if device_type != "cpu" else 0
-            yield DeviceMemory(together, tuple(known), total, is_complete, device_type, limit)
+        limit = facts.recipe.cluster.device_memory if device_type != "cpu" else 0
+        shared: list[tuple[str, ...]] = [(name,) for name in own]
+        if device_type != "cpu":
+            shared = sharing({name: devices[name] for name in own})
+        for together in shared:
+            names = [name for name in components if facts.recipe.components[name].group in together]
+            if known := [name for name in names if not components[name].unknown]:
+                total = sum(components[name].total for name in known)
+                is_complete = all(components[name].is_complete for name in names)
+                yield DeviceMemory(together, tuple(known), total, is_complete, device_type, limit)
 
 
 @dataclass(frozen=True)
@@ -286,9 +284,8 @@ def models_fit_device(facts: Facts) -> Iterator[Diagnostic]:
         if device.total > device.device_memory > 0:
             need = "needs" if len(device.components) == 1 else "need"
             has = size(device.device_memory)
-            message = (
-                f"{listed(device.components)} {need} {size(device.total)} on each device, which has {has}"
-            )
+            what = f"{listed(device.components)} {need} {size(device.total)}"
+            message = f"{what} on each device, which has {has}"
             largest = max(device.components, key=lambda name: totals[name])
             owner = sizes_of(facts.recipe, facts.recipe.components[largest])[0].name
             path = ("components", owner, "parallel")

@@ -163,31 +163,23 @@ def loss_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
 
 def advantage_of(facts: Facts, component: str) -> tuple[str, str, Span] | None:
     """Returns name, dotted path and place of the advantage that a component uses; None if it is unknown."""
-    if not facts.declares(component).shipped.learns:
+    shipped = facts.declares(component).shipped
+    if not shipped.learns:
         return None
     chosen, loss = (value_of(facts, component, argument) for argument in ("advantage", "loss"))
     if chosen is not None and not chosen[0] and loss is not None:
         chosen = entries_in(facts.code_of(component), DEFAULTS).get(str(loss[0]), ""), loss[1]
     if chosen is None or not isinstance(chosen[0], str) or not chosen[0]:
         return None
-    return chosen[0], table_of(facts, component).get(chosen[0], chosen[0]), chosen[1]
-
-
-def table_of(facts: Facts, component: str) -> dict[str, str]:
-    """Returns name -> dotted path of the advantages that a component can name."""
-    table = facts.declares(component).shipped.choices.get("advantage", "")
-    return entries_in(facts.code_of(component), table) if table else {}
+    entries = entries_in(facts.code_of(component), shipped.choices.get("advantage", ""))
+    return chosen[0], entries.get(chosen[0], chosen[0]), chosen[1]
 
 
 DEFAULTS = "meshctl.losses.advantages.DEFAULTS"
 """The table from a loss to its advantage, where none is given."""
 SWITCHES, PROVIDERS = "meshctl.losses.loss.SWITCHES", "meshctl.losses.loss.PROVIDERS"
 """The tables of the optional inputs that options require, and of what provides an input."""
-COMPUTED = (
-    "meshctl.hf.outputs.INPUTS",
-    "meshctl.hf.outputs.OWN_INPUTS",
-    "meshctl.hf.outputs.AT_IDS",
-)
+COMPUTED = tuple(f"meshctl.hf.outputs.{table}" for table in ("INPUTS", "OWN_INPUTS", "AT_IDS"))
 """The tables with the inputs of losses that a model computes."""
 HEAD_OF = "meshctl.hf.outputs.HEAD_OF"
 """The table from an input of a loss to the head that computes it."""
@@ -208,13 +200,9 @@ ANSWER_HELP = "the answer is `response`, one text, for which the function return
 def inputs_are_given(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """The stages before an update return the columns that its loss needs."""
     component, found = stage.component, facts.class_of(stage.component)
-    learns = stage.kind == "call" and facts.declares(component).shipped.learns
-    if (
-        not learns
-        or stage.method not in facts.trained_by(component)
-        or found is None
-        or found.overrides_shipped
-    ):
+    is_trained = stage.kind == "call" and stage.method in facts.trained_by(component)
+    is_known = facts.declares(component).shipped.learns and found and not found.overrides_shipped
+    if not is_trained or not is_known:
         return
     columns = columns_given_to(facts, stage)
     yield from _reference_is_base(facts, stage, columns or frozenset())

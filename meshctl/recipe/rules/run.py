@@ -58,7 +58,7 @@ def metric_can_have_values(facts: Facts, metric: Metric) -> Iterator[Diagnostic]
     returned = endpoint.signature.returns if endpoint else None
     if metric.key == "run.show" or not metric.name or found is None or not found.is_complete or found.logs:
         return
-    if returned is not None and returned.is_without_numbers:
+    if returned and returned.kinds and returned.kinds <= {"batch", "nothing"} and not returned.words:
         call = facts.value(*stage_path(metric.stage), "call")
         seconds = (call.with_word(f"it returns {returned.described} and logs nothing"),)
         message = f"stage `{metric.stage}` has no metrics, so `{metric.text}` never has a value"
@@ -77,9 +77,8 @@ def metric_is_often_enough(facts: Facts, metric: Metric) -> Iterator[Diagnostic]
         return
     count, needed = counted(values, "value"), run.stop.patience + 1
     message = f"`{metric.text}` has {count} in the run, and `run.stop` needs {needed} to end it"
-    word, times = (
-        ("when", f"once, at the {stage.when}") if stage.when else ("every", f"every {stage.every} steps")
-    )
+    word = "when" if stage.when else "every"
+    times = f"once, at the {stage.when}" if stage.when else f"every {stage.every} steps"
     where = facts.value(*stage_path(stage.block or stage.name), word)
     seconds = (where.with_word(f"`{stage.name}` runs {times}"),)
     help = "name a metric of a stage that runs more often, or leave out `run.stop`"
@@ -178,10 +177,4 @@ def tracker_exists(facts: Facts, track: Track) -> Iterator[Diagnostic]:
 
 
 def _span(facts: Facts, track: Track) -> Span:
-    node = facts.node("run", "track")
-    for item in node.value if node is not None and node.is_list else [node]:
-        if item is not None and item.is_mapping and (named := item.get(track.name)) is not None:
-            return named.key or named.span
-        if item is not None and item.value == track.name:
-            return item.span
-    return facts.value("run", "track")
+    return facts.item("run", "track", index=facts.recipe.run.track.index(track))

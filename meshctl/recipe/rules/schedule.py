@@ -172,12 +172,8 @@ def one_sync_per_target(facts: Facts) -> Iterator[Diagnostic]:
 def weights_arrive(facts: Facts, stage: Stage) -> Iterator[Diagnostic]:
     """Synced weights are loaded before the run ends: `lag` steps after they were sent, or at a checkpoint."""
     run, name = facts.recipe.run, stage.name
-    if (
-        stage.kind != "sync"
-        or stage.when
-        or not facts.is_valid("pipeline", name)
-        or not facts.is_valid("run")
-    ):
+    is_valid = facts.is_valid("pipeline", name) and facts.is_valid("run")
+    if stage.kind != "sync" or stage.when or not is_valid:
         return
     saves_every = run.checkpoint.every if run.checkpoint else 0
     next_checkpoint = saves_every * -(-stage.every // saves_every) if saves_every else run.steps

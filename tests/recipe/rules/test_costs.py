@@ -9,8 +9,8 @@ import pytest
 
 from meshctl.diagnostics import Diagnostic
 from meshctl.recipe.load import load
-from meshctl.recipe.rules import costs, rules_of
-from meshctl.recipe.rules.costs import devices_are_used
+from meshctl.recipe.rules import devices, rules_of
+from meshctl.recipe.rules.devices import devices_are_used
 from tests.paths import RECIPE_GOLDEN as GOLDEN
 from tests.recipe.rules.facts import facts_of
 
@@ -37,7 +37,7 @@ def test_a_hundred_thousand_ranks_across_nodes() -> None:
         "components": {"actor": {"_target_": "arithmetic.Actor", "group": "train", "parallel": parallel}},
     }
     facts = facts_of(recipe)
-    (found,) = (one for rule in rules_of(costs) for one in rule(facts) if one.code == "MC420")
+    (found,) = (one for rule in rules_of(devices) for one in rule(facts) if one.code == "MC420")
     assert found.message == "all 6250 tp groups of `actor` cross nodes"
     assert found.help == "`tp_size: 8` stays inside a node"
 
