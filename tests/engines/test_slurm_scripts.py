@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from meshctl.engines.engine import CannotStart
+from meshctl.engines.slurm.engine import SlurmEngine, failed_task, steps_of
 from meshctl.engines.slurm.job import Allocation, Share, SlurmOptions
-from meshctl.engines.slurm.steps import failed_task, steps_of
 from meshctl.plan.model import Cluster, Group, Plan, Restarts, Run
 from meshctl.recipe.slurm_fields import slurm_time
 from meshctl.run.directory import RunDir
@@ -37,7 +37,6 @@ SHIPPED = {
 def script_of(name: str, folder: Path) -> str:
     """Returns the script of a shipped recipe, without the paths of this machine."""
     from meshctl.cli.load import plan_of
-    from meshctl.engines.slurm.engine import SlurmEngine
 
     ready = plan_of(str(ROOT / "recipes" / f"{name}.yaml"), ["engine=slurm", *SHIPPED[name]])
     engine = SlurmEngine(**ready.start.engine.options)
@@ -68,7 +67,6 @@ THREE_COMPONENTS = {
 def container_steps() -> str:
     """Returns the command lines by which the head starts nodes in containers of pyxis."""
     from meshctl.cli.load import plan_of
-    from meshctl.engines.slurm.engine import SlurmEngine
 
     ready = plan_of(str(ROOT / "recipes" / "grpo_arithmetic.yaml"), ["engine=slurm", *IN_CONTAINERS])
     commands = (

@@ -180,12 +180,6 @@ def check_limits(requirements: Requirements) -> Iterator[Check]:
     least = FILES + FILES_PER_WORKER * workers
     yield _limited("open files", soft, found, remedy, workers, least, MAX_FILES_PER_WORKER * workers)
     yield _tasks(workers)
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    first = threads.split(",")[0].strip()
-    is_number = first.isdecimal() and int(first) > 0
-    found, remedy = f"`{threads}` is not a number of threads", "export OMP_NUM_THREADS=1"
-    if threads and not is_number:
-        yield Check("limits", "OMP_NUM_THREADS", "failure", found, remedy)
 
 
 def _tasks(workers: int) -> Check:

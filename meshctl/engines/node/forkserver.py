@@ -29,7 +29,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,8 +46,6 @@ from meshctl.run.progress import VARIABLE
 
 PACKET_BYTES_MAX = 1 << 20
 TITLE = "meshctl-fork"
-DUPLICATE_S = 0.2
-"""Two requests within this time count as one."""
 
 
 @dataclass(frozen=True)
@@ -239,45 +236,6 @@ class ForkServer:
     def _send(self, agent: socket.socket, message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read reports the end of file
             agent.send(json.dumps(message).encode())
-
-
-class Wakeup:
-    """A pipe that becomes readable on every signal, for a `select` loop. A signal in `ends` also sets
-    `is_ending`; of those in `asks`, the first one is a request, and only the next one sets it."""
-
-    def __init__(
-        self,
-        ends: Sequence[signal.Signals] = (signal.SIGTERM,),
-        asks: Sequence[signal.Signals] = (),
-    ) -> None:
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.is_ending = False
-        self.request: signal.Signals | None = None
-        """The first signal in `asks`."""
-        self._requested = 0.0
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, *asks):
-            handler = self._ask if number in asks else self._end if number in ends else signal.SIG_IGN
-            signal.signal(number, handler)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-
-    def fileno(self) -> int:
-        return self._read
-
-    def clear(self) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._read, 4096)
-
-    def _end(self, *_: object) -> None:
-        self.is_ending = True
-
-    def _ask(self, number: int, _: object) -> None:
-        """Notes a request. A scheduler may send its signal to the process and to its process group."""
-        now = time.monotonic()
-        if self.request is None:
-            self.request, self._requested = signal.Signals(number), now
-        elif now > self._requested + DUPLICATE_S:
-            self.is_ending = True
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import field
 from functools import partial
@@ -43,11 +43,12 @@ from meshctl.engines.engine import CannotStart, WorkerMain, groups_on
 from meshctl.engines.forwarding import EVENTS_S, EventForwarding
 from meshctl.engines.node import forkserver, hub_download, termination
 from meshctl.engines.node.agent import run_agent
-from meshctl.engines.node.forkserver import Client, ForkServer, Task, Wakeup, agent_sockets
+from meshctl.engines.node.forkserver import Client, ForkServer, Task, agent_sockets
 from meshctl.engines.node.progress import POLL_S, STACKS_POLL_S, Records, StackRequests, is_stopped
 from meshctl.engines.node.scratch import Scratch, remove_scratch
 from meshctl.engines.node.worker_env import AgentJob, Stores
 from meshctl.engines.node.worker_logs import WorkerLogs
+from meshctl.engines.supervise.signals import Signals
 from meshctl.network.addresses import interface_of, joined, listen
 from meshctl.network.connection import Connection, Message, ProtocolError
 from meshctl.plan.model import Plan
@@ -95,8 +96,17 @@ class NodeAttempt:
 
 
 class NodeProcess:
-    def __init__(self, job: NodeJob, connection: Connection, lease_s: float, wakeup: Wakeup) -> None:
-        self._job, self._connection, self._lease_s, self._wakeup = job, connection, lease_s, wakeup
+    def __init__(
+        self,
+        job: NodeJob,
+        connection: Connection,
+        lease_s: float,
+        signals: Signals,
+        asks: Collection[signal.Signals] = (),
+    ) -> None:
+        """`asks` are the signals of which the first one is passed on to the head."""
+        self._job, self._connection, self._lease_s = job, connection, lease_s
+        self._signals, self._asks = signals, asks
         self._records, self._stacks = Records(), StackRequests()
         self._server = ForkServer(job.worker, self._records.descriptor)
         self._scratch = Scratch(job.token, job.node)
@@ -111,7 +121,8 @@ class NodeProcess:
         self._failed: set[str] = set()
         """The groups whose last agent here has failed. An attempt, or a restart of a group, forgets them."""
         self._code = OK
-        self._is_leaving = False
+        self._is_leaving = self._has_lost_logs = False
+        """True if the head has requested the end, and if the process that writes logs has ended."""
         self._silence_s = 0.0
         """The seconds of the head's silence when it was lost."""
         self._has_passed_request = False
@@ -131,15 +142,16 @@ class NodeProcess:
         if self._listener:
             self._listener.setblocking(False)
             self._connection.send({"type": "listens", "address": joined(*self._listener.getsockname()[:2])})
-        while not (self._is_leaving or self._wakeup.is_ending or self._connection.is_closed):
+        while not (self._is_leaving or self._is_ending or self._connection.is_closed):
             before = time.monotonic()
             sending = [self._connection] if self._connection.has_unsent else []
             ready, writable, _ = select.select(self._reading(), sending, [], self._poll_s)
             self._keep_lease(before)
-            self._wakeup.clear()
-            if self._wakeup.request and not self._has_passed_request:
+            self._signals.arrived()
+            first = self._signals.first
+            if first and first in self._asks and not self._has_passed_request:
                 self._has_passed_request = True
-                self._connection.send({"type": "stop", "signal": int(self._wakeup.request)})
+                self._connection.send({"type": "stop", "signal": int(first)})
             if writable:
                 self._connection.flush()
             if self._listener and self._listener in ready:
@@ -156,12 +168,19 @@ class NodeProcess:
             self._end_attempt()
         return self._end()
 
+    @property
+    def _is_ending(self) -> bool:
+        """True if this process ends, whatever the head requests."""
+        first = self._signals.first
+        is_signalled = self._signals.count > 1 or (first is not None and first not in self._asks)
+        return is_signalled or self._has_lost_logs
+
     def _end(self) -> int:
         """Kills all processes of this node. Returns the exit code. The head learns of a signal before other
         nodes miss the workers: it names the node then, and none of their victims."""
-        if self._wakeup.is_ending and self._lease_s and not self._is_leaving:
+        if self._is_ending and self._lease_s and not self._is_leaving:
             self._report("ending")
-        if not self._is_leaving and not self._wakeup.is_ending:
+        if not self._is_leaving and not self._is_ending:
             silent = f"has been silent for {self._silence_s:.0f} s" if self._silence_s else ""
             lost = f"the head at {self._job.head} {silent or 'has closed the connection'}"
             print(f"error: node {self._job.node} ends: {lost}", file=sys.stderr, flush=True)
@@ -175,7 +194,7 @@ class NodeProcess:
     def _reading(self) -> list[Any]:
         tasks = (self._download, self._examination)
         return [
-            self._wakeup,
+            self._signals,
             self._connection,
             *([self._listener] if self._listener else []),
             self._logs,
@@ -390,7 +409,7 @@ class NodeProcess:
                 self._end_download(self._download, code)
             elif pid == self._logs.pid:
                 print(f"error: the process that writes logs ended: {termination.name_of(code)}", flush=True)
-                self._wakeup.is_ending = True
+                self._has_lost_logs = True
 
     def _end_attempt(self) -> None:
         is_started = self._attempt and not self._attempt.waiting and not self._download
@@ -469,7 +488,11 @@ def serve(
     except CannotStart as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    return NodeProcess(job, connection, lease_s, Wakeup(ends, asks)).run()
+    for number in {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}.difference(ends, asks):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the end of a child wakes this process
+    with Signals().handled({*ends, *asks}) as signals:
+        return NodeProcess(job, connection, lease_s, signals, asks).run()
 
 
 def fork(job: NodeJob) -> int:

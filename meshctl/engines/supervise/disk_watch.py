@@ -48,16 +48,11 @@ class LauncherWatch(Watch):
         """The number of the present sleep in state D, and the seconds for which polls have seen it. They are
         counted, because this process may have been stopped in between."""
         self._is_reported = False
-        self._is_main = threading.current_thread() is threading.main_thread()
-        """True if this thread handles signals. In tests a supervisor may run in another thread."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="launcher watch", daemon=True)
-        self._handled, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        """A pipe with the numbers of the signals that the watching thread has received. The main thread
-        counts them when it continues."""
-        self._wakeup_before = -1
         self._uncounted = 0
-        """The number of signals in the pipe that the main thread has not counted yet."""
+        """The number of signals that the watching thread has received. The main thread counts them when it
+        continues."""
         self._has_killed = False
 
     @classmethod
@@ -66,18 +61,12 @@ class LauncherWatch(Watch):
         its processes. A debugged run has no limit of time."""
         patience_s = 0.0 if attempt.start.debug else attempt.plan.run.patience
         watch = cls(attempt.run, signals, handle.kill, patience_s)
-        if watch._is_main:
-            watch._wakeup_before = signal.set_wakeup_fd(watch._wakeup, warn_on_full_buffer=False)
         watch._thread.start()
         return watch
 
     def close(self) -> None:
-        if self._is_main:
-            signal.set_wakeup_fd(self._wakeup_before)
         self._is_over.set()
         self._thread.join()
-        os.close(self._handled)
-        os.close(self._wakeup)
 
     # The thread
 
@@ -111,9 +100,10 @@ class LauncherWatch(Watch):
 
     def _receive_signals(self) -> None:
         """Receives the signals that wait for the main thread."""
-        numbers, handled = {*map(int, self._signals.NUMBERS)}, set[int]()
-        with suppress(BlockingIOError):
-            handled = numbers.intersection(os.read(self._handled, 1 << 12))
+        if not self._sleep:
+            return
+        numbers = {*map(int, self._signals.NUMBERS)}
+        handled = numbers.intersection(self._signals.arrived())
         if self._slept_s < SIGNALS_S:
             return
         before = self._signals.count + self._uncounted

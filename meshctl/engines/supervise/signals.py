@@ -1,5 +1,6 @@
-"""The signals that request a launcher to end: SIGINT, SIGTERM, SIGHUP and SIGUSR2. Schedulers send the last
-one some time before they end a job. SIGUSR1 requests a checkpoint, and the run goes on."""
+"""The signals that request a launcher or a node process to end: SIGINT, SIGTERM, SIGHUP and SIGUSR2.
+Schedulers send the last one some time before they end a job. SIGUSR1 requests a checkpoint, and the run goes
+on."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import ClassVar
@@ -33,17 +34,17 @@ class Signals:
         self._last = 0, -math.inf
         self._has_save_request = False
         """True if SIGUSR1 was received and nobody has taken the request."""
-        self._woken: list[int] = []
-        """The reading end of a pipe that receives a byte with each signal, while signals are handled."""
+        self._arrived: list[int] = []
+        """The reading end of a pipe that receives the number of each signal, while signals are handled."""
 
     @contextmanager
-    def handled(self) -> Iterator[Signals]:
-        """Context manager that handles the signals. A signal that was ignored before, as under nohup, stays
-        ignored."""
-        before = {number: signal.getsignal(number) for number in (*self.NUMBERS, signal.SIGUSR1)}
+    def handled(self, numbers: Collection[signal.Signals] = NUMBERS) -> Iterator[Signals]:
+        """Context manager that handles these signals and SIGUSR1. A signal that was ignored before, as under
+        nohup, stays ignored."""
+        before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGUSR1)}
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_writer = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self._woken = [reader]
+        self._arrived = [reader]
         for number, old in before.items():
             if old is not signal.SIG_IGN:
                 signal.signal(number, self.receive)
@@ -53,7 +54,7 @@ class Signals:
             for number, old in before.items():
                 signal.signal(number, old)
             signal.set_wakeup_fd(old_writer)
-            self._woken = []
+            self._arrived = []
             os.close(reader)
             os.close(writer)
 
@@ -61,13 +62,21 @@ class Signals:
         """Waits until a descriptor is readable or a signal arrives, for at most `seconds`. Returns those that
         are readable, and one more for a signal. Unlike `select.select`, it accepts descriptors above 1023."""
         poller = select.poll()
-        for number in (*files, *self._woken):
+        for number in (*files, *self._arrived):
             poller.register(number, select.POLLIN)
         ready = {file for file, _ in poller.poll(1000 * seconds)}
-        for number in self._woken:
-            with suppress(BlockingIOError):
-                os.read(number, 4096)
+        self.arrived()
         return ready
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable once a signal has arrived, while signals are handled."""
+        return self._arrived[0]
+
+    def arrived(self) -> bytes:
+        """Returns the numbers of the signals that have arrived since the last call or wait, one byte each."""
+        with suppress(BlockingIOError):
+            return b"".join(os.read(number, 4096) for number in self._arrived)
+        return b""
 
     @property
     def code(self) -> int:

@@ -225,14 +225,6 @@ def test_open_files(soft: int, workers: int, state: str, words: str, monkeypatch
     assert found.state == state and words in found.found
 
 
-@pytest.mark.parametrize(("text", "count"), [("many", 1), ("0", 1), ("4", 0), ("4,2", 0), ("", 0)])
-def test_a_number_of_threads(text: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", text)
-    assert [one.state for one in problems(Requirements()) if one.name == "OMP_NUM_THREADS"] == [
-        "failure"
-    ] * count
-
-
 # Versions
 
 
