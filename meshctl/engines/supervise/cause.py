@@ -71,6 +71,9 @@ attempts."""
 READ_ONLY = " (a received batch is read-only: clone() a tensor before you change it)"
 """Hint for a SIGSEGV in an endpoint that has received a batch."""
 
+DOING = {Activity.SAVING: "the checkpoint", Activity.CLOSING: "close"}
+"""The activities of a worker outside of stages, in words."""
+
 _LOST = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket (closed|timeout)|remote (process|peer) "
     r"(exited|closed)"
@@ -81,34 +84,6 @@ _LOST = re.compile(
 
 _MARK = re.compile(r"^\[rank\d+\]:\s?", re.MULTILINE)
 """Prefix that torch adds to each line of a traceback once a process group exists."""
-
-
-@dataclass(frozen=True)
-class Position:
-    """The stage, the step and the activity in which a worker ended."""
-
-    stage: str = ""
-    step: int | None = None
-    doing: str = ""
-    """The activity if no stage was running."""
-    has_batch: bool = False
-    """True if an endpoint with inputs was running."""
-
-
-NOWHERE = Position()
-
-
-def position_of(plan: Plan, record: Record) -> Position:
-    """Returns the stage, the step and the activity of a worker, from its progress record."""
-    if record.activity == Activity.SAVING:
-        return Position(step=record.step, doing="the checkpoint")
-    if record.activity == Activity.CLOSING:
-        return Position(step=record.step, doing="close")
-    if record.stage < 0:
-        return NOWHERE
-    stage = plan.stages[record.stage]
-    is_called = record.activity == Activity.CALLING
-    return Position(stage.name, record.step, has_batch=is_called and bool(stage.inputs))
 
 
 @dataclass(frozen=True)
@@ -158,21 +133,23 @@ Who = tuple[str, int | None]
 class Causes:
     def __init__(
         self,
-        components: Collection[str],
+        plan: Plan,
         log: Callable[[str, int], Path],
         services: Collection[str] = (),
     ) -> None:
-        """`components` are the groups of components, whose workers report `done` and `fault` themselves.
-        `services` are the groups that must not end before the others. `log` returns the log file of a
+        """`services` are the groups that must not end before the others. `log` returns the log file of a
         worker."""
-        self._components, self._services, self._log_of = components, services, log
+        self._plan, self._services, self._log_of = plan, services, log
+        self._components = {group.name for group in plan.groups if group.program is None}
+        """The groups whose workers report `done` and `fault` themselves."""
         self._found: list[Cause] = []
         self._done: set[Who] = set()
         self._reported: set[Who] = set()
         self._steps: dict[Who, int] = {}
         self._phases: dict[Who, str] = {}
         """The phase of a worker before its first step."""
-        self._positions: dict[Who, Position] = {}
+        self._records: dict[Who, Record] = {}
+        """The last known progress record of a worker."""
         self._exits: list[Event] = []
         self._pending: list[tuple[Event, int]] = []
         """Exits received in the previous poll, each with the number of that poll."""
@@ -196,9 +173,9 @@ class Causes:
             case "exited" if not event.value.get("stopped"):
                 self._exits.append(event)
 
-    def place(self, group: str, rank: int, position: Position) -> None:
-        """Notes the position of a worker, from its progress record."""
-        self._positions[group, rank] = position
+    def place(self, group: str, rank: int, record: Record) -> None:
+        """Notes the progress record of a worker."""
+        self._records[group, rank] = record
 
     def record(self, cause: Cause) -> None:
         """Adds a fault that the head has found itself, e.g. the death of an agent."""
@@ -231,7 +208,7 @@ class Causes:
         self._pending = [(event, poll) for event, poll in self._pending if event.group != group]
         for known in (self._done, self._reported):
             known -= {who for who in known if who[0] == group}
-        for places in (self._steps, self._phases, self._positions):
+        for places in (self._steps, self._phases, self._records):
             for who in [who for who in places if who[0] == group]:
                 del places[who]
 
@@ -262,17 +239,20 @@ class Causes:
     def _placed(self, cause: Cause, code: int) -> Cause:
         """Adds the last position of a worker, and the usual reason of its exit code, to its exit."""
         who = (cause.group, cause.rank)
-        position = self._positions.get(who, NOWHERE)
-        if who in self._phases:
-            phase = self._phases[who]
-            position = Position(doing=phase if " of " in phase else f"the {phase}")
-        if position.stage or position.doing:
-            cause = replace(cause, stage=position.stage, step=position.step, doing=position.doing)
+        record, hint = self._records.get(who, Record()), ""
+        stage = self._plan.stages[record.stage] if record.stage >= 0 else None
+        if phase := self._phases.get(who):
+            cause = replace(cause, doing=phase if " of " in phase else f"the {phase}")
+        elif doing := DOING.get(record.activity):
+            cause = replace(cause, step=record.step, doing=doing)
+        elif stage:
+            cause = replace(cause, stage=stage.name, step=record.step)
+            if code == -signal.SIGSEGV and record.activity == Activity.CALLING and stage.inputs:
+                hint = READ_ONLY
         elif code <= 0 and who in self._steps:
             cause = replace(cause, error=f"{cause.error} after step {self._steps[who]}")
-        hint = ", which often means that shared memory is full" if code == -signal.SIGBUS else ""
-        if code == -signal.SIGSEGV and position.has_batch:
-            hint = READ_ONLY
+        if code == -signal.SIGBUS:
+            hint = ", which often means that shared memory is full"
         return replace(cause, error=f"{cause.error}{hint}")
 
     def _fault(self, event: Event) -> Cause:

@@ -40,10 +40,14 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Silent:
-    """Nodes do not answer the head."""
+class NodeLost:
+    """A node process has ended, is silent, or refuses the attempt."""
 
+    node: int
+    """-1 for several."""
     reason: str
+    is_unfit: bool = False
+    """True if it lacks something that a worker needs, and has started none."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Refused:
     remedy: str
 
 
-Finding = Examined | Silent | Refused
+Finding = Examined | NodeLost | Refused
 
 
 class Examination:
@@ -181,7 +185,7 @@ class Examination:
 
     def _silent(
         self, nodes: Collection[int], newcomers: Collection[int], now: float
-    ) -> Iterator[Silent | Refused]:
+    ) -> Iterator[NodeLost | Refused]:
         if now - self._since <= EXAMINE_S:
             return
         nodes = [node for node in nodes if node not in self._addresses] or nodes
@@ -189,7 +193,8 @@ class Examination:
         if {*newcomers}.issuperset(nodes):
             yield from (Refused(node, f"{name_of(node, self._facts)} {within}", LOG) for node in nodes)
         else:
-            yield Silent(f"{on_node.names_of(sorted(nodes), self._facts)} {within}; {LOG}")
+            reason = f"{on_node.names_of(sorted(nodes), self._facts)} {within}; {LOG}"
+            yield NodeLost(-1, reason, is_unfit=not self._known)
 
     def _judged(
         self, nodes: Iterable[int], newcomers: Collection[int]

@@ -47,14 +47,13 @@ from meshctl.engines.engine import Exited, groups_on, nodes_of
 from meshctl.engines.forwarding import ForwardedEvents
 from meshctl.engines.node.termination import name_of
 from meshctl.engines.supervise.attempt import Attempt
-from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority, position_of
+from meshctl.engines.supervise.cause import POLL_S, Cause, Causes, Priority
 from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.collective_check import CollectiveCheck
-from meshctl.engines.supervise.elastic import sizes_of
+from meshctl.engines.supervise.elastic import NodeChanges, sizes_of
 from meshctl.engines.supervise.ending import Ending, ForcedEnd, OrderlyEnd
 from meshctl.engines.supervise.examination import Examined, Refused
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.node_changes import NodeChanges
 from meshctl.engines.supervise.nodes import NodeLost, Report
 from meshctl.engines.supervise.restarts import GroupRestart
 from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
@@ -89,15 +88,14 @@ class Head:
         self._orderly = OrderlyEnd(plan, store, session.journal)
         self._forced = ForcedEnd(session.nodes, session.handle)
         self._ending = Ending.NONE
-        components = {group.name: group.workers for group in plan.groups if group.program is None}
         services = {group.name for group in plan.groups if group.program and group.program.service}
         self._services = frozenset(services) if len(services) < len(plan.groups) else frozenset[str]()
-        self._causes = Causes(frozenset(components), attempt.run.log, self._services)
+        self._causes = Causes(plan, attempt.run.log, self._services)
         self._collectives = CollectiveCheck(plan, attempt.step or 0)
         self._watches = self._made_watches()
         self._abort_seen = math.inf
         """The time at which the head learned first that a worker has aborted inside a collective."""
-        self._workers = sum(components.values())
+        self._workers = sum(group.workers for group in plan.groups if group.program is None)
         self._serving = {
             group.name: group.workers for group in plan.groups if group.name not in self._services
         }
@@ -109,7 +107,9 @@ class Head:
         self._is_ready = self._is_released = False
         """True if a worker was ready for its first step, and if services were asked to end."""
         self._cause: Cause | None = None
-        self._changes = NodeChanges(session, attempt, self._orderly, self._forced)
+        self._changes = NodeChanges(
+            session.elastic, session.nodes, session.handle, attempt, self._orderly, self._forced
+        )
         self._own_nodes = frozenset(nodes_of(plan))
         self._missing = set[Device]()
         self._groups = GroupRestart(
@@ -219,9 +219,7 @@ class Head:
                 if isinstance(found, Note):
                     self._write(found.name, step=found.step, **found.value)
                     continue
-                cause = found.cause
-                self._write("fault", step=found.step, error=cause.line, traceback=cause.traceback, lost=False)
-                self._causes.record(cause)
+                self._record(found.cause, step=found.step)
                 self._ending |= Ending.WRONG if found.is_wrong else Ending.NONE
 
     def _poll_exits(self) -> None:
@@ -273,8 +271,7 @@ class Head:
                 self._write("download", node=node, model=name, received=received, total=total)
             case {"type": "progress", "workers": workers}:
                 for group, rank, record, _ in workers:
-                    position = position_of(self._plan, Record.of_message(record))
-                    self._causes.place(group, rank, position)
+                    self._causes.place(group, rank, Record.of_message(record))
             case {"type": "events", "who": who, "lines": lines}:
                 self._forwarded.add(who, lines)
             case {"type": "stop", "node": node, "signal": number} if not self._signals.first:
@@ -293,8 +290,7 @@ class Head:
             self._note_unfit()
             first, *others = failures
             lines = [_help(first), *(f"error: {one.text}\n{_help(one)}" for one in others)]
-            self._write("fault", error=first.text, traceback="", lost=False)
-            self._causes.record(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
+            self._record(Cause(Priority.OWN, first.text, traceback="\n".join(lines)))
 
     def _on_exit(self, exited: Exited) -> None:
         was_released = self._is_released and exited.group in self._services
@@ -302,13 +298,17 @@ class Head:
             return
         priority = Priority.OWN if exited.code < 0 else Priority.ECHO if exited.group else Priority.NODE
         error = exited.reason or f"{exited.what}: {name_of(exited.code)}"
-        self._write("fault", error=error, traceback="", lost=priority is not Priority.OWN)
-        self._causes.record(Cause(priority, error, log=exited.log, about=exited.group))
+        self._record(Cause(priority, error, log=exited.log, about=exited.group))
 
     def _on_lost(self, reason: str) -> None:
         if not self._forced.has_begun:
-            self._write("fault", error=reason, traceback="", lost=True)
-            self._causes.record(Cause(Priority.NODE, reason))
+            self._record(Cause(Priority.NODE, reason))
+
+    def _record(self, cause: Cause, step: int | None = None) -> None:
+        """Writes and notes a fault that this process has found."""
+        lost = cause.priority is not Priority.OWN
+        self._write("fault", step=step, error=cause.line, traceback=cause.traceback, lost=lost)
+        self._causes.record(cause)
 
     def _forget(self, group: str) -> None:
         self._causes.forget(group)
@@ -423,8 +423,9 @@ class Head:
 
     def _outcome(self) -> Outcome:
         first = self._signals.first
-        if (changed := self._changes.outcome) and not first:
-            return changed
+        if (reason := self._changes.reason) and not first:
+            back, left = self._changes.back, self._changes.leaving
+            return Outcome(FAILED, None, reason, True, is_restartable=back is None, left=left, back=back)
         explain = self._session.files.explain
         cause = self._cause or (None if self._forced.has_begun else explain(self._causes.best))
         if found := self._after_wrong_metric(cause):

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from meshctl.dataclass import dataclass
 from meshctl.engines.connection import BEAT_S, JOIN_S, Arrivals, Handshake, beat_s
-from meshctl.engines.supervise.examination import Examination, Examined, Refused, Silent
+from meshctl.engines.supervise.examination import Examination, Examined, NodeLost, Refused
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
 from meshctl.text.english import counted, in_words
@@ -39,17 +39,6 @@ LOOK_S = 0.05
 
 CLOCK_READINGS = 4
 """The number of readings of a node's clock after each of its beats."""
-
-
-@dataclass(frozen=True)
-class NodeLost:
-    """A node process has ended, is silent, or refuses the attempt."""
-
-    node: int
-    """-1 for several."""
-    reason: str
-    is_unfit: bool = False
-    """True if it lacks something that a worker needs, and has started none."""
 
 
 Report = NodeLost | Refused | Examined | Message
@@ -309,12 +298,7 @@ class Nodes:
         }
         was_over, reports = examination.is_over, list[Report]()
         for found in examination.poll(connections, now, idle):
-            if isinstance(found, Silent):
-                reports.append(NodeLost(-1, found.reason, is_unfit=self._attempt["number"] == 0))
-            elif isinstance(found, Refused):
-                reports += self._refuse(found)
-            else:
-                reports.append(found)
+            reports += self._refuse(found) if isinstance(found, Refused) else [found]
         if examination.is_over and not was_over:
             self._send_attempt()
         return reports

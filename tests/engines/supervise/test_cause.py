@@ -12,12 +12,13 @@ from meshctl.engines.supervise.cause import (
     READ_ONLY,
     Cause,
     Causes,
-    Position,
     Priority,
     last_words,
 )
 from meshctl.package import PACKAGE_DIR
 from meshctl.run.events import Event
+from meshctl.run.progress import Activity, Record
+from tests.runtime.plans import call, plan
 
 RAISED = Event(
     "fault",
@@ -49,15 +50,20 @@ def fault(rank: int, error: str, time: float = 0.0, **more: str) -> Event:
     return Event("fault", "train", rank, value={"error": error, **more}, time=time)
 
 
+PLAN = plan(
+    {"train": 2, "rollout": 1},
+    {"actor": ("train", {"dp_size": 2}), "judge": ("rollout", {})},
+    [call("batch", "judge.next", samples=4), call("update", "actor.update", "batch")],
+)
 OUT_OF_MEMORY = Event("exited", "train", 1, value={"pid": 1, "code": -9, "out_of_memory": True})
 
 
 def head(path: Path) -> Causes:
-    return Causes(frozenset({"train", "rollout"}), lambda group, rank: path)
+    return Causes(PLAN, lambda group, rank: path)
 
 
-Arrival = tuple[int, Event | Cause | Position]
-"""The poll in which the head reads an event, finds a fault, or reads the position of train:1."""
+Arrival = tuple[int, Event | Cause | Record]
+"""The poll in which the head reads an event, finds a fault, or reads the record of train:1."""
 
 
 def verdict(tmp_path: Path, *arrivals: Arrival, log: str = "", poll: int = 100) -> Cause | None:
@@ -172,23 +178,23 @@ def test_the_loss_of_a_node_comes_before_what_follows_from_it(
     assert cause is not None and cause.line == lost_node.error
 
 
-UPDATE = Position("update", 8, has_batch=True)
-
-
 @pytest.mark.parametrize(
-    ("position", "line"),
+    ("activity", "stage", "line"),
     [
-        (UPDATE, f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
-        (Position("batch", 8), "stage batch, step 8: killed by SIGSEGV"),
-        (Position(step=8, doing="the checkpoint"), "the checkpoint, step 8: killed by SIGSEGV"),
+        (Activity.CALLING, 1, f"stage update, step 8: killed by SIGSEGV{READ_ONLY}"),
+        (Activity.CALLING, 0, "stage batch, step 8: killed by SIGSEGV"),
+        (Activity.RECEIVING, 1, "stage update, step 8: killed by SIGSEGV"),
+        (Activity.SAVING, -1, "the checkpoint, step 8: killed by SIGSEGV"),
+        (Activity.CLOSING, -1, "close, step 8: killed by SIGSEGV"),
     ],
 )
 def test_a_death_is_reported_with_what_the_worker_was_doing(
-    tmp_path: Path, position: Position, line: str
+    tmp_path: Path, activity: Activity, stage: int, line: str
 ) -> None:
     """Only an endpoint that has received a batch can have written into one."""
+    record = Record(activity, step=8, stage=stage)
     before = Event("phase", "train", 1, value={"phase": "first sync"}), Event("ready", "train", 1)
-    arrivals = (*before, Event("step", "train", 1, 7), position, exited(1, -11))
+    arrivals = (*before, Event("step", "train", 1, 7), record, exited(1, -11))
     cause = verdict(tmp_path, *((0, one) for one in arrivals))
     assert cause is not None and cause.line == f"train:1 failed in {line}"
 

@@ -11,8 +11,14 @@ import pytest
 from processes import plan_of
 
 from meshctl.engines.supervise.cause import Cause, Priority
-from meshctl.engines.supervise.elastic import Elastic, Present, sizes_event
-from meshctl.engines.supervise.node_changes import RETRY_S, TOGETHER_S, NodeChanges
+from meshctl.engines.supervise.elastic import (
+    RETRY_S,
+    TOGETHER_S,
+    Elastic,
+    NodeChanges,
+    Present,
+    sizes_event,
+)
 from meshctl.engines.supervise.restarts import Restarts
 from meshctl.plan.model import Cluster, Plan
 from meshctl.plan.model import Restarts as Allowed
@@ -153,13 +159,14 @@ class Changes:
         has_ended_step: bool = True,
         can_lose: bool = True,
     ) -> None:
-        self.connected, self.are_allowed, this = connected, can_lose, cast(Any, self)
+        self.connected, this = connected, cast(Any, self)
         self.action, self.started, self.asked = "", list[list[int]](), 0
         checkpoint = Checkpoint() if has_checkpoints else None
-        plan = replace(elastic.plan, run=replace(elastic.plan.run, checkpoint=checkpoint))
-        session: Any = SimpleNamespace(elastic=elastic, nodes=this, handle=this, restarts=this)
+        restarts = Allowed(5) if can_lose else None
+        keys: dict[str, Any] = {"checkpoint": checkpoint, "restarts": restarts}
+        plan = replace(elastic.plan, run=replace(elastic.plan.run, **keys))
         attempt: Any = SimpleNamespace(plan=plan, step=step, has_ended_step=has_ended_step)
-        self.changes = NodeChanges(session, attempt, this, this)
+        self.changes = NodeChanges(elastic, this, this, attempt, this, this)
 
     def is_connected(self, node: int) -> bool:
         return node in self.connected
@@ -236,7 +243,7 @@ def test_a_run_saves_and_ends_the_attempt_at_the_checkpoint(tmp_path: Path) -> N
     found = leaving(tmp_path)
     assert found.poll(10, 0.0) == "" and found.changes.on_stop(1, 0.0) and found.changes.leaving == {1}
     assert [found.poll(newest, 0.1) for newest in (10, 10, 13)] == ["save", "", "end"]
-    assert found.changes.outcome and found.changes.outcome.reason == "the scheduler ends node 1"
+    assert found.changes.reason == "the scheduler ends node 1" and found.changes.back is None
 
 
 @pytest.mark.parametrize(("has_checkpoints", "can_save"), [(False, True), (True, False)])

@@ -14,8 +14,8 @@ from meshctl.engines.supervise.examination import (
     Examination,
     Examined,
     Finding,
+    NodeLost,
     Refused,
-    Silent,
 )
 from meshctl.plan.model import Cluster, Group, Plan, Run
 from meshctl.run.directory import RunDir
@@ -120,7 +120,9 @@ def test_nodes_that_do_not_answer_are_named(nodes: Nodes, is_asked: bool) -> Non
         nodes.report(node)
     assert nodes.poll(EXAMINE_S) == [] and nodes.kinds(0) == ["examine"] * is_asked
     [found] = nodes.poll(EXAMINE_S + 2)
-    assert isinstance(found, Silent) and found.reason.startswith("node 1 has not examined itself within 60 s")
+    assert isinstance(found, NodeLost) and found.reason.startswith(
+        "node 1 has not examined itself within 60 s"
+    )
 
 
 def test_a_newcomer_is_examined_while_an_attempt_runs_without_it(elastic: Nodes) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshctl.engines.supervise.cause import position_of
 from meshctl.engines.supervise.waits import Known, Wait, Waits, Worker, chain_to, doing_of, ends_of, waits_of
 from meshctl.run.progress import Activity, Calls, Record
 from tests.runtime.plans import call, plan
@@ -75,7 +74,6 @@ def test_what_is_waited_for() -> None:
     assert wait(3, *ON_ROUTE, in_torch=BEGUN).workers == (("train", 0),), "a circle"
     known = Known({("train", 0): CLOSING}, begun=BEGUN)
     assert doing_of(PLAN, known, ("train", 0)) == "`close`, after its last step"
-    assert position_of(PLAN, CLOSING).doing == "close"
 
 
 def test_before_the_first_step_a_meeting_needs_those_in_earlier_phases() -> None:
