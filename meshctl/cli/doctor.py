@@ -22,7 +22,6 @@ from meshctl.engines.checks.machine import examine
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import CannotStart, engine_named
 from meshctl.engines.node.termination import name_of
-from meshctl.engines.node.visible_devices import device_list
 from meshctl.package import PACKAGE_DIR
 from meshctl.run.directory import Start
 from meshctl.text.english import counted
@@ -114,7 +113,7 @@ def gpu_names() -> tuple[str, ...]:
     """Returns the names of the CUDA devices that the environment leaves."""
     is_rocm = device_files.is_rocm()
     count = device_files.count_devices("cuda", is_rocm)
-    visible = device_list("cuda", os.environ, is_rocm)
+    visible = device_files.device_list("cuda", os.environ, is_rocm)
     names = visible.names if visible is not None else tuple(map(str, range(count)))
     return names[:count]
 

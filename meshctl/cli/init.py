@@ -80,8 +80,7 @@ def init(name: str, options: Options) -> int:
 def machine() -> Machine:
     """Returns the devices of this machine. Does not import torch and calls no driver."""
     from meshctl.engines.checks.device_files import DEVICES as FILES
-    from meshctl.engines.checks.device_files import count_devices, is_rocm
-    from meshctl.engines.node.visible_devices import device_list
+    from meshctl.engines.checks.device_files import count_devices, device_list, is_rocm
     from meshctl.recipe.load import detected
 
     rocm = is_rocm()

@@ -19,9 +19,9 @@ from meshctl.cli.doctor import RECIPE, check_of, doctor, gpu_names, path_runs
 from meshctl.cli.init import Options, init
 from meshctl.cli.load import plan_of
 from meshctl.diagnostics import Check
+from meshctl.engines.checks.device_files import hardware_names, numbers_on_node
 from meshctl.engines.checks.requirements import Requirements
 from meshctl.engines.engine import engine_named
-from meshctl.engines.node.visible_devices import hardware_names, numbers_on_node
 from meshctl.plan.model import Plan
 from meshctl.plan.views.distances import distances
 from meshctl.run.directory import Start

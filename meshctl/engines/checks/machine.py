@@ -20,7 +20,7 @@ from pathlib import Path
 
 from meshctl import __version__
 from meshctl.diagnostics import Check
-from meshctl.engines.checks.devices import Report, check_devices, nvidia_smi
+from meshctl.engines.checks.devices import check_devices, nvidia_smi
 from meshctl.engines.checks.fork import in_fork, in_one_line
 from meshctl.engines.checks.requirements import MIB, Requirements, amount
 from meshctl.package import (
@@ -51,15 +51,15 @@ TASKS, TASKS_PER_WORKER, MAX_TASKS_PER_WORKER = 4, 2, 48
 """Processes and threads. In each worker, gloo, NCCL, autograd and a DataLoader start some."""
 
 
-def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
-    """Returns all checks, in the order of the topics. `smi` is the report of nvidia-smi, if it is known."""
+def examine(requirements: Requirements) -> tuple[Check, ...]:
+    """Returns all checks, in the order of the topics."""
     found = list[Check]()
     topics: dict[str, Callable[[Requirements], Iterator[Check]]] = {
         "versions": check_versions,
         "network": check_network,
         "memory": check_memory,
         "limits": check_limits,
-        "devices": lambda asked: check_devices(asked, smi or nvidia_smi()),
+        "devices": lambda asked: check_devices(asked, nvidia_smi()),
         "disk": _check_disk,
     }
     for name, topic in topics.items():
@@ -72,9 +72,9 @@ def examine(requirements: Requirements, smi: Report | None = None) -> tuple[Chec
     return tuple(found)
 
 
-def problems(requirements: Requirements, smi: Report | None = None) -> tuple[Check, ...]:
+def problems(requirements: Requirements) -> tuple[Check, ...]:
     """Returns the checks that fail, and the warnings."""
-    return tuple(check for check in examine(requirements, smi) if check.state != "ok")
+    return tuple(check for check in examine(requirements) if check.state != "ok")
 
 
 def check_versions(_: Requirements) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """The report of a node about itself, before it receives the first attempt, as plain data. The head judges
-each node by itself, and compares the nodes of a group. One finding of several nodes is one problem.
+each node by itself, and compares the torch of the nodes of a group. One finding of several nodes is one
+problem.
 
 facts = examine(plan, run, start, node, needs, nonce, {1: "HOST:PORT"})      on the node
 problems = judge({0: NodeFacts(**facts), ...}, plan)               at the head
@@ -8,23 +9,21 @@ problems = judge({0: NodeFacts(**facts), ...}, plan)               at the head
 from __future__ import annotations
 
 import os
-import platform
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.diagnostics import Check, State
-from meshctl.engines.checks.device_files import check_devices, devices_of_workers, requirements_on
-from meshctl.engines.checks.devices import Device, nvidia_smi
+from meshctl.diagnostics import Check
+from meshctl.engines.checks.device_files import check_devices, requirements_on
 from meshctl.engines.checks.fork import in_one_line
 from meshctl.engines.checks.interpreters import check_interpreters
 from meshctl.engines.checks.machine import problems
 from meshctl.engines.checks.models import check_libraries, downloads
-from meshctl.engines.checks.requirements import Needs, names_in
+from meshctl.engines.checks.requirements import Needs
 from meshctl.engines.engine import CannotStart, groups_on
 from meshctl.engines.node.worker_env import missing, resolve, unset_in_args
 from meshctl.network.addresses import split
@@ -45,28 +44,14 @@ REACH_S = 10.0
 """Seconds within which another node must answer."""
 FIREWALL = "look for a firewall or a wrong route between the two"
 SAME_TORCH = "install the same version on all nodes (engine.NAME.setup can activate an environment)"
-SAME_DEVICES = "start on nodes of one kind, or give the groups nodes of their own"
-
-COMPARED: Sequence[tuple[str, State, str]] = (
-    ("torch", "failure", SAME_TORCH),
-    ("python", "warning", SAME_TORCH),
-    ("devices", "warning", SAME_DEVICES),
-    ("driver", "warning", SAME_DEVICES),
-)
-"""The facts that the nodes of a group share, the verdict about those that do not, and the remedy."""
 
 
 @dataclass(frozen=True)
 class NodeFacts:
     host: str = ""
     """The name of the host."""
-    python: str = ""
     torch: str = ""
     """The version that is installed for the interpreter of the node process."""
-    driver: str = ""
-    """The version of the driver of the CUDA devices."""
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """Group -> the models of its CUDA devices on the node."""
     shares_files: bool = True
     """True if the node sees a file that the head has written to the run directory."""
     problems: Sequence[Mapping[str, Any]] = ()
@@ -112,34 +97,23 @@ def examine(
 ) -> dict[str, Any]:
     """Returns the fields of `NodeFacts`. `nonce` is the name of the file that the head has written, and
     `peers` are the addresses at which other nodes listen."""
-    here, smi, found = on_node(plan, node), nvidia_smi(), list[Check]()
+    here, found = on_node(plan, node), list[Check]()
     try:
         check_start(here, start, node)
     except CannotStart as error:
         found.append(Check("node", "start", "failure", str(error), CHANGE))
-    found += problems(requirements_on(here, str(run.path), needs, node), smi)
+    found += problems(requirements_on(here, str(run.path), needs, node))
     try:
         sees = (run.path / nonce).read_text() == nonce
     except OSError:
         sees = False
     return {
         "host": socket.gethostname(),
-        "python": platform.python_version(),
         "torch": installed_version("torch"),
-        "driver": in_words(sorted({one.driver for one in smi.devices})),
-        "devices": {
-            group: _models(smi.devices, [name for key in keys for name in names_in(key)])
-            for group, keys in devices_of_workers(here, node).items()
-        },
         "shares_files": sees,
         "unreached": unreached(peers),
         "problems": [asdict(check) for check in found],
     }
-
-
-def _models(devices: Sequence[Device], names: Sequence[str]) -> str:
-    own = [one for one in devices if any(map(one.is_named, names))]
-    return in_words(sorted({f"{one.name} of {one.total >> 30} GiB" for one in own}))
 
 
 def failed(error: BaseException) -> dict[str, Any]:
@@ -230,29 +204,15 @@ def name_of(node: int, facts: Mapping[int, NodeFacts]) -> str:
 
 
 def _of_group(group: Group, plan: Plan, facts: Mapping[int, NodeFacts]) -> Iterator[tuple[Check, list[int]]]:
-    """Yields the differences between the nodes of a group, each with the nodes that differ from the first
-    one. A group on cpu may mix builds of torch."""
+    """Yields the versions of torch that differ from that of the group's first node, each with its nodes. A
+    group on cpu may mix builds of torch, and one with another interpreter has a torch of its own."""
     own = {*plan.nodes_of(group.name)}
-    nodes = [node for node in facts if node in own and facts[node].is_examined]
-    for what, state, remedy in COMPARED:
-        if (remedy is SAME_TORCH and (group.program.python if group.program else group.python)) or (
-            remedy is SAME_DEVICES and group.device_type != "cuda"
-        ):
-            continue
-        values = {node: value for node in nodes if (value := _value(what, facts[node], group))}
-        for other in sorted({*values.values()}):
-            first = next(iter(values))
-            if other == values[first]:
-                continue
-            found = f"{other}, and {name_of(first, facts)} has {values[first]}: both run group {group.name}"
-            check = Check("differences", what, state, found, remedy)
-            yield check, [node for node, value in values.items() if value == other]
-
-
-def _value(what: str, facts: NodeFacts, group: Group) -> str:
-    return {
-        "torch": facts.torch.partition("+")[0],
-        "python": ".".join(facts.python.split(".")[:2]),
-        "devices": facts.devices.get(group.name, ""),
-        "driver": facts.driver,
-    }[what]
+    if group.program.python if group.program else group.python:
+        return
+    found = {node: one.torch.partition("+")[0] for node, one in facts.items() if node in own and one.torch}
+    for other in sorted({*found.values()}):
+        first = next(iter(found))
+        if other != found[first]:
+            text = f"{other}, and {name_of(first, facts)} has {found[first]}: both run group {group.name}"
+            check = Check("differences", "torch", "failure", text, SAME_TORCH)
+            yield check, [node for node, version in found.items() if version == other]

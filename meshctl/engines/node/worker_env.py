@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 
 from meshctl.dataclass import dataclass
+from meshctl.engines.checks.device_files import device_list, variables, visible_names
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.node import scratch
-from meshctl.engines.node.visible_devices import device_list, variables, visible_names
 from meshctl.network.connection import TOKEN_VARIABLE
 from meshctl.plan.model import Group, Plan, Program, Worker
 from meshctl.recipe.code.interpreters import CONFIG, interpreter_path, problem_of, python_path

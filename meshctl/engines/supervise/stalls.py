@@ -476,10 +476,8 @@ SHOWN_MAX = 2
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 _RUNTIME = f"{PACKAGE_DIR}/runtime/"
-_BACKGROUND = f"{_RUNTIME}checkpoint_writer.py"
-"""The file that writes checkpoints in a thread beside training, and waits for it."""
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
-_CALLER = (f"{_RUNTIME}call.py", f"{_RUNTIME}worker.py", _BACKGROUND)
+_CALLER = (f"{_RUNTIME}call.py", f"{_RUNTIME}worker.py", f"{_RUNTIME}checkpoint_writer.py")
 """The files that call a component or torch's checkpoints: frames outside of them are not shown."""
 
 
@@ -538,16 +536,11 @@ def _state_lines(worker: Worker, state: ProcessState) -> Iterator[str]:
 
 
 def frames_of(state: ProcessState) -> Sequence[str]:
-    """Returns the frames of the user's code in the main thread, or in the thread that writes an asynchronous
-    checkpoint if it waits for that, innermost first, and then the innermost frame of a library. Without such
-    frames, returns the frames of meshctl."""
+    """Returns the frames of the user's code in the main thread, innermost first, and then the innermost frame
+    of a library. Without such frames, returns the frames of meshctl."""
     if not state.stack:
         return []
-    lines = main_thread(state.stack)
-    if any(_BACKGROUND in line for line in lines):
-        others = state.stack.partition("Current thread")[0].split("Thread 0x")
-        lines = next((text for text in others if _BACKGROUND in text), "\n".join(lines)).splitlines()
-    found = [match.groups() for line in lines if (match := _FRAME.match(line))]
+    found = [match.groups() for line in main_thread(state.stack) if (match := _FRAME.match(line))]
     end = next((number for number, frame in enumerate(found) if frame[0] in _CALLER), len(found))
     own = [frame for frame in found[:end] if not frame[0].startswith(_RUNTIME)]
     users = [frame for frame in own if not _LIBRARY.search(frame[0])]

@@ -27,7 +27,6 @@ from meshctl.engines.supervise.watches import JUDGED_STEPS, JUDGEMENTS, LASTING_
 from meshctl.plan.model import Plan
 from meshctl.run.events import Event
 from meshctl.run.progress import Activity, Calls, Record
-from meshctl.runtime import checkpoint_writer
 from tests.runtime.plans import call, plan
 
 PLAN = plan(
@@ -240,17 +239,6 @@ def test_frames_of_libraries_come_last() -> None:
     found = frames_of(ProcessState(stack=STACK.replace('  File "/home', library + '  File "/home', 1)))
     assert found[:2] == ["/home/me/parts.py:14 in helper", "/home/me/parts.py:20 in update"]
     assert "all_reduce" in found[2] and len(found) == 3
-
-
-def test_a_worker_that_waits_for_a_checkpoint_shows_the_thread_that_writes_it() -> None:
-    background = f'  File "{checkpoint_writer.__file__}", line'
-    disk = '  File "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py", line 9 in write\n'
-    main = f'Current thread 0x3 (most recent call first):\n  File "/lib/python3.11/threading.py", line 1 in join\n{background} 3 in wait\n'
-    stack = f'Thread 0x1 (most recent call first):\n{disk}{background} 4 in _report\n  File "/thread.py", line 5 in run\n\n{main}'
-    assert frames_of(ProcessState(stack=stack)) == [
-        "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/filesystem.py:9 in write"
-    ]
-    assert frames_of(ProcessState(stack=main))[0] == "/lib/python3.11/threading.py:1 in join"
 
 
 # Processes that are stopped

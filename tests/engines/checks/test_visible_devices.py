@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from meshctl.engines.checks.device_files import DeviceList, device_list, visible_names
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.node.visible_devices import DeviceList, device_list, visible_names
 from meshctl.plan.model import Group, Plan, Program, Run
 from meshctl.topology.cluster import Cluster
 
