@@ -243,7 +243,7 @@ class Causes:
         stage = self._plan.stages[record.stage] if record.stage >= 0 else None
         if phase := self._phases.get(who):
             cause = replace(cause, doing=phase if " of " in phase else f"the {phase}")
-        elif doing := DOING.get(record.activity):
+        elif doing := DOING.get(Activity(record.activity)):
             cause = replace(cause, step=record.step, doing=doing)
         elif stage:
             cause = replace(cause, stage=stage.name, step=record.step)

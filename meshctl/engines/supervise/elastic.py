@@ -212,9 +212,9 @@ class NodeChanges:
         self._asked: list[int | None] = []
         """The step of the newest checkpoint when the workers were asked to save, if they were."""
         self.reason = ""
-        """Why the attempt was ended for another one; empty for another end."""
+        """The reason for which the attempt was ended for another one; empty for another end."""
         self.back: Present | None = None
-        """What can be used again, if the attempt was ended for that."""
+        """The nodes and devices that can be used again, if the attempt was ended for them."""
 
     def on_devices(self, own: Iterable[Device], missing: Iterable[Device]) -> None:
         """Notes the devices of a node in the plan of the whole recipe, and those of them that it lacks."""

@@ -52,9 +52,9 @@ from meshctl.engines.supervise.checkpoints import Checkpoints
 from meshctl.engines.supervise.collective_check import CollectiveCheck
 from meshctl.engines.supervise.elastic import NodeChanges, sizes_of
 from meshctl.engines.supervise.ending import Ending, ForcedEnd, OrderlyEnd
-from meshctl.engines.supervise.examination import Examined, Refused
+from meshctl.engines.supervise.examination import Examined, NodeLost, Refused
 from meshctl.engines.supervise.judge import Judge
-from meshctl.engines.supervise.nodes import NodeLost, Report
+from meshctl.engines.supervise.nodes import Report
 from meshctl.engines.supervise.restarts import GroupRestart
 from meshctl.engines.supervise.session import FAILED, UNFIT, Outcome, Session
 from meshctl.engines.supervise.stalls import StallWatch, StoppedWatch

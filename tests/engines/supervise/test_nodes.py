@@ -15,7 +15,8 @@ from processes import wait
 from meshctl import __version__
 from meshctl.engines.connection import join
 from meshctl.engines.engine import CannotStart
-from meshctl.engines.supervise.nodes import NodeLost, Nodes
+from meshctl.engines.supervise.examination import NodeLost
+from meshctl.engines.supervise.nodes import Nodes
 from meshctl.engines.supervise.store_server import StoreServer
 from meshctl.engines.supervise.supervisor import listen
 from meshctl.network.connection import Connection, Message, encoded
