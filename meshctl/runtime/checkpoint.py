@@ -23,7 +23,7 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -142,17 +142,13 @@ class _StoredNames:
         self._varying, self._coordinate = varying, mesh.coordinate()
 
     def document(self) -> str:
-        return _at(DOCUMENT, {dim: self._coordinate.get(dim, 0) for dim in self._varying.document})
-
-    def all_documents(self) -> list[str]:
-        """Returns the names of the documents of all ranks."""
-        dims = self._varying.document
-        places = product(*(range(self._varying.mesh[dim]) for dim in dims))
-        return [_at(DOCUMENT, dict(zip(dims, place, strict=True))) for place in places]
+        return self._at(DOCUMENT, self._varying.document)
 
     def tensor(self, key: str) -> str:
-        dims = self._varying.values.get(key, ())
-        return _at(key.replace("@", "@@"), {dim: self._coordinate.get(dim, 0) for dim in dims})
+        return self._at(key.replace("@", "@@"), self._varying.values.get(key, ()))
+
+    def _at(self, name: str, dims: Sequence[str]) -> str:
+        return _at(name, {dim: self._coordinate.get(dim, 0) for dim in dims})
 
 
 def _at(name: str, coordinate: Mapping[str, int]) -> str:
@@ -175,7 +171,10 @@ class _Load:
         if not is_changed:
             [document] = self._documents([stored.document()])
         if is_changed or self._has_other_stages(document):
-            document = self._merged(self._documents(stored.all_documents()))
+            dims = self.varying.document
+            places = product(*(range(self.varying.mesh[dim]) for dim in dims))
+            names = [_at(DOCUMENT, dict(zip(dims, place, strict=True))) for place in places]
+            document = self._merged(self._documents(names))
         targets = self._targets(document, stored)
         read_dcp(self.path, self.name, {stored.tensor(key): target for key, target in targets.items()})
         state = decode(document, targets)
@@ -262,11 +261,10 @@ def save_position(
 ) -> list[Path]:
     """Writes source -> the number of samples that it has produced, and the open passes of the take blocks.
     Returns the file. One rank of the group calls it."""
-    path = folder / f"{group}.json"
     blocks = {name: {"next": one.next, "open": [*one.open.items()]} for name, one in takes.items()}
     data = {"format": POSITION_FORMAT, "given": dict(samples), "takes": blocks}
-    write_whole(path, json.dumps(data) + "\n")
-    return [path]
+    write_whole(folder / f"{group}.json", json.dumps(data) + "\n")
+    return [folder / f"{group}.json"]
 
 
 def save_ready(folder: Path, rank: int, takes: Mapping[str, TakePosition]) -> list[Path]:

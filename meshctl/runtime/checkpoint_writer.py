@@ -17,8 +17,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +48,6 @@ State = tuple[str, StateTree, DeviceMesh]
 """A component's name, its state taken apart, and its mesh."""
 
 
-@dataclass
-class _Part:
-    step: int
-    given: Mapping[str, int]
-    """Source -> the number of samples that it has produced."""
-    takes: Mapping[str, TakePosition]
-    """Take block -> its passes, of which this rank has those that are ready."""
-    folder: Path
-    begin: float = field(default_factory=time.perf_counter)
-    files: list[Path] = field(default_factory=list)
-    """The files that this rank has written."""
-    failure: str = ""
-    """The first path that could not be written, and why."""
-
-    def fail(self, error: BaseException, path: Path) -> None:
-        self.failure = self.failure or reason_of(error, path)
-
-
 class CheckpointWriter:
     def __init__(
         self,
@@ -87,8 +69,8 @@ class CheckpointWriter:
         self._progress, self._trace = progress, progress.trace
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        self._part: _Part | None = None
-        """The checkpoint in flight, or the last one."""
+        self._folder = Path()
+        """The folder of the checkpoint in flight, or of the last one."""
 
     def wait(self) -> None:
         """Waits until no checkpoint is in flight. While its files grow, this is no stall. Raises what its
@@ -97,7 +79,7 @@ class CheckpointWriter:
         writing, self._writing = self._writing, None
         while writing and not wait([writing], POLL_S).done:
             size = 0
-            for path in self._partial_files(self._part) if self._part else ():
+            for path in self._partial_files():
                 with suppress(OSError):
                     size += path.stat().st_size
             if size != known:
@@ -106,60 +88,66 @@ class CheckpointWriter:
         if writing:
             writing.result()
 
-    def _partial_files(self, part: _Part) -> Iterator[Path]:
+    def _partial_files(self) -> Iterator[Path]:
         for name in self._states:
-            yield from part.folder.glob(f"{name}/__{self._rank}_*")
+            yield from self._folder.glob(f"{name}/__{self._rank}_*")
 
     def save(self, step: int, given: Mapping[str, int], takes: Mapping[str, TakePosition]) -> None:
         """Saves this rank's part of the checkpoint of a step, or begins to. `given` is source -> the number
         of samples that it has produced, for the sources of this group, and `takes` has the passes of its
         take blocks. It is a collective call of all ranks of the group."""
         self.wait()
-        part = _Part(step, given, takes, self._run.checkpoint(step))
+        begin, self._folder = time.perf_counter(), self._run.checkpoint(step)
         states = (
             (name, StateTree.of(name, state_of()), mesh) for name, (state_of, mesh) in self._states.items()
         )
-        self._part = part
+        write = partial(self._write_and_report, step, given, takes, begin)
         if self._staging:
             copies = [(name, self._staging.copy(name, tree), mesh) for name, tree, mesh in states]
-            self._events.write("saving", step=step, seconds=time.perf_counter() - part.begin)
-            self._writing = self._thread.submit(self._write_and_report, part, copies)
+            self._events.write("saving", step=step, seconds=time.perf_counter() - begin)
+            self._writing = self._thread.submit(write, copies)
         else:
-            self._write_and_report(part, states)
+            write(states)
 
-    def _write_and_report(self, part: _Part, states: Iterable[State]) -> None:
-        """Writes the files of this rank. It is a collective call of all ranks of the group."""
-        for name, tree, mesh in states:
-            try:  # after a failure the rank still takes part in the collectives of the other components
-                with self._trace.span("checkpoint", f"write {name} of step {part.step}"):
-                    part.files += checkpoint.save(part.folder, name, tree, mesh, self._world)
+    def _write_and_report(
+        self,
+        step: int,
+        given: Mapping[str, int],
+        takes: Mapping[str, TakePosition],
+        begin: float,
+        states: Iterable[State],
+    ) -> None:
+        """Writes the files of this rank. It is a collective call of all ranks of the group: after a failure
+        the rank still takes part in the collectives of the other components."""
+        folder, span, files, failures = self._folder, self._trace.span, list[Path](), list[str]()
+        described: dict[str, Any] = {}
+
+        @contextmanager
+        def noting(path: Path) -> Iterator[None]:
+            try:
+                yield
             except (OSError, dcp.CheckpointException) as error:
-                part.fail(error, part.folder / name)
-        try:
-            part.files += checkpoint.save_ready(part.folder, self._rank, part.takes)
-            if not self._rank:
-                part.files += checkpoint.save_position(part.folder, self._group, part.given, part.takes)
-        except OSError as error:
-            part.fail(error, part.folder)
-        self._report(part)
+                failures.append(reason_of(error, path))
 
-    def _report(self, part: _Part) -> None:
-        files: dict[str, Any] = {}
-        try:
-            if not part.failure:
-                with self._trace.span("checkpoint", f"digests of step {part.step}"):
-                    files = describe(part.folder, part.files)
-        except OSError as error:
-            part.fail(error, part.folder)
-        if part.failure:
+        for name, tree, mesh in states:
+            with noting(folder / name), span("checkpoint", f"write {name} of step {step}"):
+                files += checkpoint.save(folder, name, tree, mesh, self._world)
+        with noting(folder):
+            files += checkpoint.save_ready(folder, self._rank, takes)
+            if not self._rank:
+                files += checkpoint.save_position(folder, self._group, given, takes)
+        if not failures:
+            with noting(folder), span("checkpoint", f"digests of step {step}"):
+                described = describe(folder, files)
+        if failures:
             # on a full disk the event about the failure needs the space of the files of this rank
-            for path in (*part.files, *self._partial_files(part)):
+            for path in (*files, *self._partial_files()):
                 with suppress(OSError):
                     path.unlink(missing_ok=True)
-            self._events.write("unsaved", step=part.step, error=part.failure)
+            self._events.write("unsaved", step=step, error=failures[0])
         else:
-            seconds = time.perf_counter() - part.begin
-            self._events.write("saved", step=part.step, seconds=seconds, files=files)
+            seconds = time.perf_counter() - begin
+            self._events.write("saved", step=step, seconds=seconds, files=described)
 
 
 class Staging:

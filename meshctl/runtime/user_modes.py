@@ -68,14 +68,10 @@ def source_digests(plan: Plan, routes: Iterable[Route]) -> dict[str, str]:
         source, target = plan.stage(route.source), plan.stage(route.target)
         modes = dict.fromkeys((route.collect, source.execute, route.dispatch.mode, target.execute))
         if names := [*filter(is_user_mode, modes)]:
-            found[route.name] = _digest(names)
+            digest = sha256()
+            for name in names:
+                imported(name)
+                file = import_module(name.partition(":")[0]).__file__
+                digest.update(Path(file).read_bytes() if file else b"")
+            found[route.name] = digest.hexdigest()[:16]
     return found
-
-
-def _digest(names: list[str]) -> str:
-    found = sha256()
-    for name in names:
-        imported(name)
-        file = import_module(name.partition(":")[0]).__file__
-        found.update(Path(file).read_bytes() if file else b"")
-    return found.hexdigest()[:16]

@@ -18,7 +18,7 @@ from dataclasses import field
 from datetime import timedelta
 from functools import cached_property, partial
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -270,18 +270,21 @@ class Handshake:
     def _exchange(self, where: str, own: str, peers: Set[int]) -> dict[int, str]:
         """Publishes where this worker listens and returns where its peers do. Raises `PeerLost`,
         `ConnectError`."""
-        greeting = {
-            "plan": self.plan.digest,
-            "modes": self._mode_digests,
-            "address": own,
+        modes = source_digests(self.plan, self._routes).items()
+        facts = {"plan": self.plan.digest} | {
+            f"source of the modes of `{route}`": digest for route, digest in modes
         }
+        greeting = {"address": own, "facts": facts}
         self.store.set(self._key(where, self.job_rank), json.dumps(greeting))
         keys = {other: self._key(where, other) for other in sorted(peers)}
         _await(self.plan, self.store, keys, where)
         values = self.store.multi_get([*keys.values()])
         greetings = {other: json.loads(value) for other, value in zip(keys, values, strict=True)}
         for other, theirs in greetings.items():
-            self._check_agrees(where, other, theirs)
+            for fact, known in facts.items():
+                if theirs["facts"].get(fact, known) != known:
+                    us, them = (_name(self.plan, one) for one in (self.job_rank, other))
+                    raise ConnectError(f"{where}: {them} has another {fact} than {us}")
         return {other: theirs["address"] for other, theirs in greetings.items()}
 
     def _key(self, where: str, job_rank: int) -> str:
@@ -291,21 +294,6 @@ class Handshake:
     @property
     def _generation(self) -> int:
         return self.generations.get(self._group, 0)
-
-    @cached_property
-    def _mode_digests(self) -> dict[str, str]:
-        """Route -> a digest of the source of the user's modes on it."""
-        return source_digests(self.plan, self._routes)
-
-    def _check_agrees(self, where: str, other: int, theirs: Mapping[str, Any]) -> None:
-        name = _name(self.plan, other)
-        if theirs["plan"] != self.plan.digest:
-            routes = ", ".join(f"`{route.name}`" for route in self._routes)
-            raise ConnectError(f"{where}: {name} runs another plan of the routes {routes}")
-        for route, digest in self._mode_digests.items():
-            if theirs["modes"].get(route, digest) != digest:
-                us = _name(self.plan, self.job_rank)
-                raise ConnectError(f"`{route}`: {name} has another source of its modes than {us}")
 
 
 def connect_again(data_plane: DataPlane, store: Store, job_ranks: Sequence[int], generation: int) -> None:

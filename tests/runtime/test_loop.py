@@ -135,31 +135,15 @@ class Endless(Sized):
     __len__ = None  # type: ignore[assignment]
 
 
-def with_exam(training: Source, exam: Source) -> tuple[in_process.Outcome, list[list[int]]]:
-    """Returns the outcome of a training with an exam in every second step, and the samples of each exam."""
-    seen: list[Any] = []
+def test_an_exam_without_a_length_may_not_end_in_silence() -> None:
     stages = [
         BATCH,
         call("loss", "echo.loss", "batch", collect="mean"),
         call("questions", "exam.next", samples=3, every=2),
         call("answers", "echo.take", "questions"),
     ]
-    made = {"source": lambda: training, "exam": lambda: exam, "echo": lambda: Echo(seen)}
-    parts = {"source": "a", "exam": "a", "echo": "b"}
-    outcome = ran({"a": 1, "b": 1}, parts, stages, made, steps=0)
-    return outcome, [batch.ids[:, 0].tolist() for _, _, batch in seen]
-
-
-def test_the_data_of_an_exam_do_not_end_a_training() -> None:
-    outcome, exams = with_exam(Sized(24), Sized(5))
-    assert not outcome.faults and set(outcome.last.values()) == {6}
-    assert exams == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]  # past the 5 that it has, and none is short
-    [ready, *_] = [event for event in outcome.events if event.name == "ready"]
-    assert ready.value == {"last": 6, "source": "batch"}
-
-
-def test_an_exam_without_a_length_may_not_end_in_silence() -> None:
-    outcome, _ = with_exam(Sized(400), Endless(0, has=9))
+    made = {"source": lambda: Sized(400), "exam": lambda: Endless(0, has=9), "echo": lambda: Echo([])}
+    outcome = ran({"a": 1, "b": 1}, {"source": "a", "exam": "a", "echo": "b"}, stages, made, steps=0)
     assert stage_error(outcome) == (
         "`exam` returned no samples from number 9 on (step 8), but the run does not end with the data of `questions`: "
         "return samples again, from the first one, or set `ends_run: true` there"

@@ -272,36 +272,3 @@ def test_an_endpoint_that_writes_into_its_batch_is_named_with_its_line_and_a_hin
     assert "runtime/loop.py" not in ran.err, "the stack ends where the user's code ends"
     line = PARTS.splitlines().index('        batch["x"][0] = 0.0') + 1
     assert f'parts.py", line {line} in update' in ran.err
-
-
-def test_a_producer_that_fills_its_memory_again_is_named(tmp_path: Path) -> None:
-    code = """
-
-class Reuses(Source):
-    def __len__(self):
-        return 1000000
-
-    def setup(self):
-        self.x = self.alloc(65536, 4)
-
-    @endpoint
-    def next(self, samples: range):
-        self.x[:] = samples.start
-        return Batch({"x": self.x[: len(samples)]})
-
-
-class Ignores(Trainer):
-    @endpoint(collect="mean")
-    def update(self, batch: Batch):
-        return {}
-"""
-    (tmp_path / "parts.py").write_text(PARTS + code)
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    words = ("components.prompts._target_=parts.Reuses", "pipeline.batch.samples=131072", "~pipeline.made")
-    words += ("components.actor._target_=parts.Ignores", "pipeline.learnt.in=batch", "~pipeline.publish")
-    ran = launch(tmp_path, "recipe.yaml", "name=reuses", "~components.sampler", *words)
-    assert ran.code == 5
-    assert re.search(
-        r"error: rollout:\d failed in stage batch, step 2: memory of `self.alloc` was written after", ran.err
-    )
-    assert "Traceback" not in ran.err

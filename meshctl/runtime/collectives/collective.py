@@ -454,14 +454,12 @@ class Collective:
         """Requires a tensor for each rank, all of one dtype, device and shape; with `uneven` dim 0 may
         differ."""
         self._check_open(operation)
-        if not isinstance(tensors, (list, tuple)):
+        count = len(tensors) if isinstance(tensors, (list, tuple)) else f"a {type(tensors).__name__}"
+        if count != self.size:
             raise CollectiveError(
-                f"{operation} takes a list of tensors, one for each rank, not a {type(tensors).__name__}"
+                f"{operation} takes a list with one tensor for each of the {self.size} ranks, not {count}"
             )
-        if len(tensors) != self.size:
-            raise CollectiveError(
-                f"{operation} takes one tensor for each of the {self.size} ranks, not {len(tensors)}"
-            )
+        assert isinstance(tensors, (list, tuple))
         for tensor in tensors:
             self._check(operation, tensor, dims=int(uneven))
         if len({(tensor.dtype, tensor.device, tuple(tensor.shape[int(uneven) :])) for tensor in tensors}) > 1:

@@ -112,20 +112,18 @@ class Table:
         """Raises `TypeError` and `ValueError` for what is not a table."""
         if isinstance(self.columns, str) or not all(isinstance(name, str) for name in self.columns):
             raise TypeError("the columns of a table are a list of names")
-        columns, rows = list(self.columns), list(self.rows)
+        columns, rows, warning = list(self.columns), list(self.rows), ""
         if len(columns) > MAX_COLUMNS:
             raise ValueError(f"a table has at most {MAX_COLUMNS} columns, not {len(columns)}")
-        left_out, kept = max(0, len(rows) - MAX_ROWS), []
-        is_cut = False
         for number, row in enumerate(rows[:MAX_ROWS]):
             if isinstance(row, (str, Mapping)) or len(row) != len(columns):
                 raise ValueError(f"row {number} of a table must have {counted(len(columns), 'cell')}")
-            cells = [_cell(cell) for cell in row]
-            is_cut = is_cut or any(isinstance(cell, str) and len(cell) > MAX_CELL for cell in cells)
-            kept.append([cell[:MAX_CELL] if isinstance(cell, str) else cell for cell in cells])
-        warning = f"is a table of which {counted(left_out, 'row')} are left out" if left_out else ""
-        if is_cut and not warning:
+        kept = [[_cell(cell) for cell in row] for row in rows[:MAX_ROWS]]
+        if any(isinstance(cell, str) and len(cell) > MAX_CELL for row in kept for cell in row):
             warning = f"is a table with texts that are cut to {MAX_CELL} characters"
+            kept = [[cell[:MAX_CELL] if isinstance(cell, str) else cell for cell in row] for row in kept]
+        if left_out := len(rows) - len(kept):
+            warning = f"is a table of which {counted(left_out, 'row')} are left out"
         return _json({"columns": columns, "rows": kept}), warning
 
 

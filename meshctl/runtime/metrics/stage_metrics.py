@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from numbers import Real
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -224,30 +223,23 @@ def phase_log(
 
 # Memory
 
-LEAST_S, MOST_S = 1.0, 30.0
-PART = 0.01
-"""The time between two events, as a part of the time since the first one."""
+MEMORY_S = 5.0
+"""The least time between two events."""
 PAGE_BYTES = resource.getpagesize()
 PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class MemoryUse:
-    """Reports the memory of a worker as `memory` events at ends of steps.
-
-    The first steps are reported about once a second, and those of a long run every half minute, so that a
-    step costs nothing on average and a run of days has few of these events.
-    """
+    """Reports the memory of a worker as `memory` events at ends of steps, every few seconds."""
 
     def __init__(self, events: Journal) -> None:
-        self._events = events
-        self._begun = self._next = perf_counter()
+        self._events, self._next = events, 0.0
 
     def report(self, step: int, now: float) -> None:
         """Writes an event if it is time for one. `now` are seconds of `perf_counter`."""
-        if now < self._next:
-            return
-        self._next = now + min(MOST_S, max(LEAST_S, PART * (now - self._begun)))
-        self._events.write("memory", step=step, **memory())
+        if now >= self._next:
+            self._next = now + MEMORY_S
+            self._events.write("memory", step=step, **memory())
 
 
 def memory() -> dict[str, Any]:

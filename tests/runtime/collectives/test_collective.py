@@ -136,7 +136,7 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
         lambda: it.all_to_all([*each, one]),
         f"one tensor for each of the {it.size} ranks, not {it.size + 1}",
     )
-    yield lambda: it_.all_to_all(one), "takes a list of tensors, one for each rank, not a Tensor"
+    yield lambda: it_.all_to_all(one), f"one tensor for each of the {it.size} ranks, not a Tensor"
     yield lambda: it_.all_to_all([3.0] * it.size), "all_to_all takes a tensor, not a float"
     for source in (-1, it.size, True, 0.0):
         message = f"broadcast names a rank of its collective, {ranks}, not {source}"
@@ -156,7 +156,7 @@ def refused(it: Collective) -> Iterator[tuple[Callable[[], object], str]]:
     yield lambda: it_.all_reduce(3.0), "all_reduce takes a tensor, not a float"
     yield lambda: it.send(one, it.rank), f"send needs another rank, and {it.rank} is this one"
     yield lambda: it.recv(it.size), f"recv names a rank of its collective, {ranks}, not {it.size}"
-    yield lambda: it.scatter([one] * (it.size + 1), it.rank), "scatter takes one tensor for"
+    yield lambda: it.scatter([one] * (it.size + 1), it.rank), "scatter takes a list with one tensor for"
     yield lambda: it.gather(one, -1), "gather names a rank"
     yield lambda: it_.differentiable.reduce_scatter(one, "max"), "is by sum or mean, not 'max'"
     yield lambda: it.all_gather(torch.eye(2).to_sparse()), "not one of layout sparse_coo"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import torch
 import meshctl
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, StepReport
-from meshctl.run.media import media_of
+from meshctl.run.media import media_of, size_of
 from meshctl.runtime.loop_context import StepState
 from meshctl.runtime.metrics import media
 from meshctl.runtime.metrics.stage_metrics import StageMetrics
@@ -28,26 +26,12 @@ from tests.runtime.plans import call
 
 def pixels(content: bytes) -> tuple[tuple[int, int, int], list[int]]:
     """Returns height, width, channels and the values of a PNG file without filters."""
-    chunks = dict(_chunks(content))
-    width, height, depth, color = struct.unpack(">IIBB", chunks[b"IHDR"][:10])
-    channels = {0: 1, 2: 3, 6: 4}[color]
-    rows = zlib.decompress(chunks[b"IDAT"])
-    line = 1 + width * channels
-    assert depth == 8 and len(rows) == height * line and not any(rows[::line])
-    return (height, width, channels), [
-        value for n in range(height) for value in rows[n * line + 1 : (n + 1) * line]
-    ]
-
-
-def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    at = 8
-    while at < len(content):
-        (length,) = struct.unpack(">I", content[at : at + 4])
-        name, data = content[at + 4 : at + 8], content[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", content[at + 8 + length : at + 12 + length])[0] == zlib.crc32(name + data)
-        yield name, data
-        at += 12 + length
+    (width, height), data = size_of(content), content[content.index(b"IDAT") + 4 :]
+    rows = zlib.decompressobj().decompress(data)
+    line = len(rows) // height
+    assert not any(rows[::line]), "no row has a filter"
+    values = [value for n in range(height) for value in rows[n * line + 1 : (n + 1) * line]]
+    return (height, width, (line - 1) // width), values
 
 
 RAMP = torch.arange(24, dtype=torch.uint8)
