@@ -24,7 +24,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime import torch_mesh
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.collectives.collective import Collective, CollectiveError
-from meshctl.runtime.event_loop import PASS_CALL, is_on_loop, result_of
+from meshctl.runtime.event_loop import PASS_CALL, result_of
 from meshctl.runtime.rank_context import STARTING, RankContext, standalone
 from meshctl.topology.mesh import DeviceMesh, MeshError
 from meshctl.topology.modes import CollectMode, DispatchMode, ExecuteMode
@@ -93,13 +93,11 @@ def endpoint(
 
 
 def blocking(method: Method) -> Method:
-    """Returns a function that runs an `async def` method on the event loop and waits for its result. On the
-    loop itself it returns the coroutine."""
+    """Returns a function that runs an `async def` method on the event loop, as `result_of` does."""
 
     @wraps(method)
     def call(*arguments: Any, **named: Any) -> Any:
-        coroutine = method(*arguments, **named)
-        return coroutine if is_on_loop() else result_of(coroutine)
+        return result_of(method(*arguments, **named))
 
     return call  # type: ignore[return-value]
 
@@ -255,12 +253,11 @@ class Component:
             self.collective("local")            the group's ranks on this node
             self.collective("world")            all ranks of the group
 
-        It is made at the first use, which all ranks of the component reach together, and kept until it is
-        closed.
+        It is made at the first use, which all ranks of the component reach together.
         """
         made = self._collectives = self._collectives or {}
         key = self._without_single(dims)
-        if key not in made or made[key].closed:
+        if key not in made:
             context = context_of(self)
             calls = context.progress.calls_of(f"{context.name}:{','.join(key)}")
             made[key] = Collective.of(context.groups(key), self.rank, self.device, calls)

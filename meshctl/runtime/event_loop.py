@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-
-T = TypeVar("T")
 
 
 def device_setter() -> Callable[[], None]:
@@ -42,16 +41,12 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def is_on_loop() -> bool:
-    """Returns whether the caller runs on the event loop, and so may not wait for it."""
-    try:
-        return asyncio.get_running_loop() is event_loop()
-    except RuntimeError:
-        return False
-
-
-def result_of(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine on the event loop, and waits for its result."""
+def result_of(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine on the event loop, and waits for its result. On the loop itself, which may not wait,
+    the coroutine is returned."""
+    with suppress(RuntimeError):  # no loop runs in this thread
+        if asyncio.get_running_loop() is event_loop():
+            return coroutine
     return asyncio.run_coroutine_threadsafe(coroutine, event_loop()).result()
 
 

@@ -58,8 +58,8 @@ class ExternalTracker:
         self._has_begun = False
         self._next = 1
         """The first step of the attempt."""
-        self._sizes: dict[str, int] = {}
-        """Group -> the number of its workers that was passed last."""
+        self._sizes: dict[str, float] = {}
+        """The metrics with the numbers of workers of elastic groups that were passed last."""
 
     # Methods of a subclass
 
@@ -137,17 +137,11 @@ class ExternalTracker:
         elif event.name == "restarted":
             self.note(event.step or 0, "restart", redact(restart_line(event)))
         elif event.name == "launched":
-            self._log_sizes(event)
-
-    def _log_sizes(self, event: Event) -> None:
-        sizes = {name: event.value["workers"][name] for name in self._elastic}
-        if sizes != self._sizes:
-            self._sizes = sizes
-            self.log(self._next, {f"workers/{name}": float(count) for name, count in sizes.items()})
-
-    @cached_property
-    def _elastic(self) -> list[str]:
-        return [str(one["group"]) for one in self.plan["run"].get("elastic", ())]
+            elastic = [str(one["group"]) for one in self.plan["run"].get("elastic", ())]
+            sizes = {f"workers/{name}": float(event.value["workers"][name]) for name in elastic}
+            if sizes != self._sizes:
+                self._sizes = sizes
+                self.log(self._next, sizes)
 
     def on_end(self, code: int, reason: str) -> None:
         self.end(code, redact(reason))
@@ -164,11 +158,11 @@ class ExternalTracker:
     def recipe_name(self) -> str:
         return str(self.plan["name"])
 
-    @property
+    @cached_property
     def plan(self) -> dict[str, Any]:
         """The plan as plain data, without secrets."""
-        plan = without_secrets(json.loads(self.run.plan.read_text(encoding="utf-8")))
-        return plan if isinstance(plan, dict) else {}
+        plan: dict[str, Any] = without_secrets(json.loads(self.run.plan.read_text(encoding="utf-8")))
+        return plan
 
     @property
     def config(self) -> dict[str, Any]:

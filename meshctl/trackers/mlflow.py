@@ -46,7 +46,12 @@ class MLflow(ExternalTracker):
         experiment = str(
             found.experiment_id if found else made(self._experiment, artifact_location=self._artifacts)
         )
-        tags = {"run_dir": str(self.run.path), "mlflow.source.name": "meshctl", **self._code_tags()}
+        state = self.code_state
+        names = {"commit": "mlflow.source.git.commit", "branch": "mlflow.source.git.branch"}
+        tags = {"run_dir": str(self.run.path), "mlflow.source.name": "meshctl"}
+        tags |= {name: str(state[key]) for key, name in names.items() if state.get(key)}
+        if "dirty" in state:
+            tags["git.dirty"] = str(state["dirty"]).lower()
         self.id = self._client.create_run(experiment, run_name=self._name, tags=tags).info.run_id
         params = [Param(key, value[:MAX_VALUE]) for key, value in flat(self.config)]
         for first in range(0, len(params), MAX_BATCH):
@@ -77,12 +82,6 @@ class MLflow(ExternalTracker):
         self._client.log_batch(self.id, tags=tags)
         status = "FINISHED" if code == 0 else "KILLED" if code > 128 else "FAILED"
         self._client.set_terminated(self.id, status)
-
-    def _code_tags(self) -> dict[str, str]:
-        state = self.code_state
-        names = {"commit": "mlflow.source.git.commit", "branch": "mlflow.source.git.branch"}
-        known = {names[key]: str(state[key]) for key in names if state.get(key)}
-        return {**known, "git.dirty": str(state["dirty"]).lower()} if "dirty" in state else known
 
 
 def flat(value: Any, path: str = "") -> list[tuple[str, str]]:

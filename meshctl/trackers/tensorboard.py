@@ -61,7 +61,17 @@ class TensorBoard(ExternalTracker):
             image = Summary.Image(width=width, height=height, colorspace=3, encoded_image_string=content)
             self._write(one.step, [Summary.Value(tag=tag, image=image)])
         elif one.kind == "histogram":
-            self._write(one.step, [Summary.Value(tag=tag, histo=_histogram(content))])
+            edges, counts = content["edges"], content["counts"]
+            histogram = HistogramProto(
+                min=edges[0],
+                max=edges[-1],
+                num=math.fsum(counts),
+                sum=content["sum"],
+                sum_squares=content["sum_of_squares"],
+                bucket_limit=edges[1:],
+                bucket=counts,
+            )
+            self._write(one.step, [Summary.Value(tag=tag, histo=histogram)])
         else:
             columns = content["columns"]
             self._text(
@@ -108,20 +118,6 @@ class TensorBoard(ExternalTracker):
         assert self._writer is not None
         self._writer.write(event.SerializeToString())
         self._writer.flush()
-
-
-def _histogram(data: Mapping[str, list[float]]) -> HistogramProto:
-    counts, edges = data["counts"], data["edges"]
-    total = math.fsum(counts)
-    return HistogramProto(
-        min=edges[0],
-        max=edges[-1],
-        num=total,
-        sum=data["sum"],
-        sum_squares=data["sum_of_squares"],
-        bucket_limit=edges[1:],
-        bucket=counts,
-    )
 
 
 def _line(cells: list[object]) -> str:

@@ -98,7 +98,6 @@ class Collective:
         """The index of this process among `ranks`."""
         self.device = device
         """The worker's device: where received tensors are made if nothing else decides it."""
-        self.closed = False
         self._group = group
         # The operations of a collective of one rank are not counted: it has no peer to agree with.
         self._calls = calls if calls and group is not None else Progress().calls_of("")
@@ -148,7 +147,7 @@ class Collective:
         return DifferentiableCollective(self)
 
     def __repr__(self) -> str:
-        return f"Collective(ranks={self.ranks}, rank={self.rank}{', closed' * self.closed})"
+        return f"Collective(ranks={self.ranks}, rank={self.rank})"
 
     # Reductions
 
@@ -256,7 +255,6 @@ class Collective:
 
         All tensors have one shape, dtype and device type. They are announced in one exchange of plain data.
         """
-        self._check_open("scatter")
         source = self._peer("scatter", source)
         if self.rank == source:
             self._check_list("scatter", tensors, uneven=False)
@@ -328,7 +326,6 @@ class Collective:
     def recv(self, source: int) -> Tensor:
         """Returns the tensor that the rank `source` sends. It is on this worker's device where that has the
         same type as the sender's, else in CPU memory."""
-        self._check_open("recv")
         peer = self._other("recv", source)
         length = int(self._received(peer, 1, torch.int64))
         shape, dtype, kind = unpack(self._received(peer, length, torch.uint8).cpu())
@@ -349,7 +346,6 @@ class Collective:
     def barrier(self) -> None:
         """Returns when every rank has called it. Work that the ranks gave to their devices may still be
         running."""
-        self._check_open("barrier")
         with self._calls.call(("barrier",)):
             self.all_reduce(torch.zeros(1))
 
@@ -357,14 +353,12 @@ class Collective:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Returns every rank's value, by rank: plain data and tensors, which arrive in CPU memory."""
-        self._check_open("all_gather_object")
         with self._calls.call(("all_gather_object",)):
             return [unpack(frame) for frame in self.all_gather(_packed(value), uneven=True)]
 
     def broadcast_object(self, value: Any = None, source: int = 0) -> Any:
         """Returns the value of the rank `source`: plain data and tensors, which arrive in CPU memory. The
         values of the other ranks are ignored."""
-        self._check_open("broadcast_object")
         source = self._peer("broadcast_object", source)
         is_source = source == self.rank
         frame = _packed(value) if is_source else torch.empty(0, dtype=torch.uint8)
@@ -372,12 +366,6 @@ class Collective:
             length = int(self.broadcast(torch.tensor(len(frame)), source))
             received = frame if is_source else torch.empty(length, dtype=torch.uint8)
             return unpack(self.broadcast(received, source))
-
-    def close(self) -> None:
-        """Destroys the process group; every rank calls it. `self.collective(...)` makes a new one."""
-        group, self._group, self.closed = self._group, None, True
-        if group is not None and group is not dist.group.WORLD and dist.is_initialized():
-            dist.destroy_process_group(group)
 
     # Carriers
 
@@ -427,15 +415,8 @@ class Collective:
 
     # Refusals, which are raised before any rank waits
 
-    def _check_open(self, operation: str) -> None:
-        if self.closed:
-            raise CollectiveError(
-                f"{operation}: this collective is closed; `self.collective(...)` makes a new one"
-            )
-
     def _check(self, operation: str, tensor: object, dims: int = 0, op: str = "") -> None:
         """Requires a plain, strided tensor with at least `dims` dims, and a dtype that `op` reduces."""
-        self._check_open(operation)
         if not isinstance(tensor, Tensor):
             raise CollectiveError(f"{operation} takes a tensor, not a {type(tensor).__name__}")
         if hasattr(tensor, "to_local"):
@@ -453,7 +434,6 @@ class Collective:
     def _check_list(self, operation: str, tensors: object, uneven: bool) -> None:
         """Requires a tensor for each rank, all of one dtype, device and shape; with `uneven` dim 0 may
         differ."""
-        self._check_open(operation)
         count = len(tensors) if isinstance(tensors, (list, tuple)) else f"a {type(tensors).__name__}"
         if count != self.size:
             raise CollectiveError(

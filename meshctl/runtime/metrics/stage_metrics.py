@@ -105,7 +105,15 @@ class StageMetrics:
         returned = scalars(value)
         for metric in self._state.report.metrics[self._before :]:
             if metric["stage"] == self._stage.name:
-                metric["values"] = self._without_returned(metric["values"], returned)
+                for name in (logged := metric["values"]).keys() & returned.keys():
+                    one, other = logged[name], returned[name]
+                    if one != other and not (math.isnan(one) and math.isnan(other)):
+                        called = f"`{self._stage.component}.{self._stage.method}`"
+                        raise StageError(
+                            f"{called} returns {other:g} for metric `{self._stage.name}.{name}` and logs "
+                            f"{one:g} for it; one of them needs another name"
+                        )
+                metric["values"] = {name: one for name, one in logged.items() if name not in returned}
         self._state.report.add_metric(self._stage.name, returned, weight, self._reduction)
 
     def warn_of_others(self, value: Any) -> None:
@@ -124,19 +132,6 @@ class StageMetrics:
                 text = f"{called} returned {kind}, which is not a metric: a metric is a single number"
                 logging.getLogger("meshctl").warning(text)
                 return
-
-    def _without_returned(
-        self, logged: Mapping[str, float], returned: Mapping[str, float]
-    ) -> Mapping[str, float]:
-        for name in logged.keys() & returned.keys():
-            one, other = logged[name], returned[name]
-            if one != other and not (math.isnan(one) and math.isnan(other)):
-                metric = f"`{self._stage.name}.{name}`"
-                raise StageError(
-                    f"`{self._stage.component}.{self._stage.method}` returns {other:g} for metric {metric} "
-                    f"and logs {one:g} for it; one of them needs another name"
-                )
-        return {name: number for name, number in logged.items() if name not in returned}
 
 
 def named_parts(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
