@@ -60,8 +60,27 @@ def saved(folder: Path, state: dict[str, Any], own: dict[str, Any]) -> dict[str,
     return load(folder, "actor", own, ALONE)
 
 
-def test_what_the_new_component_does_not_have_yet_is_loaded(tmp_path: Path) -> None:
-    """An optimizer has no moments before its first step."""
+WEIGHTS = torch.zeros(3)
+STATES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "values of another type or shape": (
+        {"a": torch.ones(5), "b": 1, "c": [1], "d": torch.ones(2, dtype=torch.int64)},
+        {"a": torch.zeros(0), "b": torch.ones(1), "c": {}, "d": torch.zeros(2), "e": "more"},
+    ),
+    "tensors that share memory, as `best` before its first copy": (
+        {"weights": torch.ones(3), "best": torch.full((3,), 2.0), "row": torch.arange(3.0)},
+        {"weights": WEIGHTS, "best": WEIGHTS, "row": torch.zeros(1).expand(3)},
+    ),
+}
+"""Name -> a saved state, and that of the component which loads it."""
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_state_is_loaded_as_it_was_saved_whatever_the_new_component_has(name: str, tmp_path: Path) -> None:
+    state, own = STATES[name]
+    assert same(saved(tmp_path, state, own), state)
+
+
+def test_an_optimizer_without_moments_loads_them(tmp_path: Path) -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     trained = torch.optim.Adam([weight])
     weight.grad = torch.ones(3)
@@ -70,29 +89,10 @@ def test_what_the_new_component_does_not_have_yet_is_loaded(tmp_path: Path) -> N
     assert same(saved(tmp_path, trained.state_dict(), fresh.state_dict()), trained.state_dict())
 
 
-def test_a_value_that_changed_its_type_or_shape_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
-    state = {"a": torch.ones(5), "b": 1, "c": [1], "d": torch.ones(2, dtype=torch.int64)}
-    own = {"a": torch.zeros(0), "b": torch.ones(1), "c": {}, "d": torch.zeros(2), "e": "more"}
-    assert same(saved(tmp_path, state, own), state)
-
-
 def test_tensors_are_loaded_into_those_of_the_component(tmp_path: Path) -> None:
     own = {"w": torch.zeros(2, 3).t()}
     state = {"w": torch.arange(6.0).view(3, 2)}
     assert saved(tmp_path, state, own)["w"] is not None and same(own["w"].contiguous(), state["w"])
-
-
-def test_tensors_that_share_memory_in_the_new_component_are_not_mixed(tmp_path: Path) -> None:
-    """`best` is `weights` itself until it is copied for the first time."""
-    weights = torch.zeros(3)
-    state = {"weights": torch.ones(3), "best": torch.full((3,), 2.0), "row": torch.arange(3.0)}
-    own = {"weights": weights, "best": weights, "row": torch.zeros(1).expand(3)}
-    assert same(saved(tmp_path, state, own), state)
-
-
-def test_an_error_in_the_state_names_component_and_path(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"the state of `actor` cannot be stored: `a\.rng` is a"):
-        save(tmp_path, "actor", {"a": {"rng": torch.Generator()}}, ALONE)
 
 
 def test_a_damaged_list_of_differences_is_named(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def loader_and_random_numbers(rank: int) -> None:
 def equal_state_is_stored_once_and_loaded_on_every_mesh(rank: int) -> None:
     state = {"w": torch.arange(6.0), "nan": torch.tensor(float("nan")), "n": {"a": [1, 2]}}
     save(folder("equal"), "actor", state, DP.at(rank))
-    assert varying("equal") == VaryingState() and not (folder("equal") / "actor" / "by_rank.json").exists()
+    assert not (folder("equal") / "actor" / "by_rank.json").exists()
     assert stored_names("equal") == ["@document", "nan", "w"]
     for mesh in MESHES:
         assert same(load(folder("equal"), "actor", {"w": torch.zeros(6)}, mesh.at(rank)), state)
@@ -263,12 +263,8 @@ def replicas_of_shards_that_differ_are_kept(rank: int) -> None:
     mesh = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2).at(rank)
     inner = mesh.to_torch()["fsdp"]
     whole = torch.arange(8.0) + 100 * mesh.dim_rank("dp")
-    save(
-        folder("replicas"),
-        "actor",
-        {"w": distribute_tensor(whole, inner, [Shard(0)], src_data_rank=None)},
-        mesh,
-    )
+    state = {"w": distribute_tensor(whole, inner, [Shard(0)], src_data_rank=None)}
+    save(folder("replicas"), "actor", state, mesh)
     assert varying("replicas").values == {"w": ("dp",)}
     own = {"w": distribute_tensor(torch.zeros(8), inner, [Shard(0)], src_data_rank=None)}
     assert torch.equal(load(folder("replicas"), "actor", own, mesh)["w"].full_tensor(), whole)

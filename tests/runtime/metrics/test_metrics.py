@@ -81,13 +81,12 @@ def test_every_kind_of_number_is_a_metric(number: Any) -> None:
         ({"y": {"z": "high"}}, "'x/y/z' is a str"),
     ],
 )
-@pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_logged_and_is_no_number_is_an_error_on_every_rank(
-    rank: int, value: Any, message: str
-) -> None:
-    with pytest.raises(TypeError) as error:
-        Metrics(rank, tp_size=2).of.log({"x": value}, 1)
-    assert str(error.value) == f"self.log takes numbers, and meshctl.Image, Histogram and Table: {message}"
+def test_what_is_logged_and_is_no_number_is_an_error_on_every_rank(value: Any, message: str) -> None:
+    for rank in (0, 1):
+        with pytest.raises(TypeError) as error:
+            Metrics(rank, tp_size=2).of.log({"x": value}, 1)
+        takes = "self.log takes numbers, and meshctl.Image, Histogram and Table"
+        assert str(error.value) == f"{takes}: {message}"
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf])
@@ -124,17 +123,6 @@ def test_a_number_that_is_returned_and_logged_with_another_value_is_an_error() -
     assert str(error.value) == (
         "`judge.loss` returns 0.5 for metric `eval.loss` and logs 0.25 for it; one of them needs another name"
     )
-
-
-def test_each_pass_of_a_block_has_numbers_of_its_own() -> None:
-    metrics = Metrics()
-    for value in (0.5, 0.75):
-        metrics.of.begin_call()
-        metrics.of.log({"part": value}, 1)
-        metrics.of.add_returned({"loss": value}, 8)
-    assert [values for values, _, _ in metrics.reported] == [
-        *({"part": 0.5}, {"loss": 0.5}, {"part": 0.75}, {"loss": 0.75})
-    ]
 
 
 # The rank that counts
@@ -187,20 +175,16 @@ def test_numbers_and_logged_numbers_cause_no_warning(caplog: pytest.LogCaptureFi
     assert not caplog.messages
 
 
-# Phases
+# Phases and syncs
 
 
-def logged(rank: int) -> list[Event]:
+def test_each_number_of_a_phase_is_an_event_of_the_step_before_the_first() -> None:
     events: list[Event] = []
     placed = Placed("actor", "parts.Actor", "train", DeviceMesh.from_sizes(dp_size=1, tp_size=2))
-    log = phase_log(placed, "setup", rank, 0, KeptEvents(events, "train", rank), Path())
+    log = phase_log(placed, "setup", 0, 0, KeptEvents(events, "train", 0), Path())
     for number in (1.0, 2.0):
         log({"parameters": number}, 1.0)
-    return events
-
-
-def test_each_number_is_an_event_of_the_step_before_the_first() -> None:
-    found = [(event.name, event.step, event.stage, event.value["values"]) for event in logged(0)]
+    found = [(event.name, event.step, event.stage, event.value["values"]) for event in events]
     assert found == [("metric", 0, "actor.setup", {"parameters": number}) for number in (1.0, 2.0)]
 
 
@@ -221,13 +205,9 @@ def test_numbers_that_the_methods_of_a_sync_log_are_metrics_of_the_sync() -> Non
     stages = [call("batch", "one.next", samples=2), sync("publish", "one", "two")]
     outcome = run(plan({"a": 1, "b": 1}, {"one": ("a", {}), "two": ("b", {})}, stages), lambda *_: Model())
     assert not outcome.faults
+    of_sync = [one for one in outcome.events if (one.name, one.stage) == ("metric", "publish")]
     for name in ("sent", "received"):
-        steps = [
-            event.step
-            for event in outcome.events
-            if event.name == "metric" and event.stage == "publish" and name in event.value["values"]
-        ]
-        assert steps == [0, 1, 2, 3]
+        assert [one.step for one in of_sync if name in one.value["values"]] == [0, 1, 2, 3]
 
 
 # Waits
