@@ -99,7 +99,7 @@ class Call:
         self._progress, self._number = context.progress, context.plan.stages.index(stage)
         self._events = context.events
         has_all_checks = context.plan.run.has_all_checks
-        called, is_read_only = f"{stage.component}.{stage.method}", context.transport.is_read_only
+        called, is_read_only = f"{stage.component}.{stage.method}", context.transport.near.is_read_only
         self._named = f"`{called}`"
         self._borrowed = Borrowed(called, is_read_only, has_digests=has_all_checks)
         self._peer_check = PeerCheck.of(stage, context) if has_all_checks else None

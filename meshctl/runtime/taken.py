@@ -31,8 +31,6 @@ WARNING_S = 60.0
 """Seconds after which a step that waits for a pass says so, or half of `run.patience`; then twice as many."""
 MAX_EMPTY = 100
 """A step that has taken none and dropped this many times as many passes as it takes ends the run."""
-MANY_EMPTY = 10
-"""The first step that has dropped this many times as many passes as it takes says so."""
 
 
 class TakenCall(Call):
@@ -71,7 +69,7 @@ class TakenCall(Call):
         self._generation: int | None = None
         if self._me == 0 and plan.group(context.group).restartable:
             self._generation = context.rejoining.generation if context.rejoining else 0
-        self._advances, self._has_warned = 0, context.rank > 0  # one rank warns
+        self._advances = 0
         self._warning_s = min(WARNING_S, (plan.run.patience or math.inf) / 2)
 
     def begin(self, position: TakePosition, step: int) -> None:
@@ -136,9 +134,6 @@ class TakenCall(Call):
                 taking.receive(self._exchanged(self._ended_row()))
             except RowError as error:
                 raise StageError(f"`{self._block.name}`: the ranks disagree: {error}") from None
-            if not self._has_warned and len(taking.empty) >= MANY_EMPTY * self._block.take:
-                self._has_warned = True
-                self._say(f"step {step} has dropped {len(taking.empty)} passes without samples")
             if not taking.batch and len(taking.empty) >= MAX_EMPTY * self._block.take:
                 raise StageError(f"none of {len(taking.empty)} passes of step {step} has samples")
             if not taking.is_full:
@@ -197,18 +192,7 @@ class TakenCall(Call):
         if len(self._job_ranks) == 1:
             return [row]
         rows = allgather(self._data_plane, self._job_ranks, self._me, self._tag, msgpack.packb(row))
-        found = list[Row]()
-        for job_rank, packed in zip(self._job_ranks, rows, strict=True):
-            try:
-                ready, empty = msgpack.unpackb(packed)
-                if not all(type(number) is int for number in (*ready, *empty)):
-                    raise ValueError
-            except (ValueError, TypeError, msgpack.UnpackException):
-                raise self._data_plane.peer_lost(
-                    job_rank, "sent a row of passes that has another form"
-                ) from None
-            found.append((ready, empty))
-        return found
+        return [(ready, empty) for ready, empty in map(msgpack.unpackb, rows)]
 
     def _advance(self) -> None:
         """Notes progress where passes have advanced since the last call."""

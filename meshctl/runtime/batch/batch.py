@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from meshctl.runtime.batch import tensordict
-from meshctl.runtime.batch.ids import children, grid_of, ids_of, joined_grid
+from meshctl.runtime.batch.ids import children, grid_of
 from meshctl.topology.samples import Grid
 
 
@@ -107,7 +108,7 @@ class Batch:
         self,
         columns: Mapping[str, Column | Sequence[Any]],
         *,
-        ids: Tensor | Grid | None = None,
+        ids: Tensor | None = None,
         group_depth: int = 0,
         most: int | None = None,
     ) -> None:
@@ -131,29 +132,15 @@ class Batch:
                 column = column if isinstance(column, (Ragged, list)) else list(column)
                 sizes.append(len(column))
             self._columns[name] = column
-        self._grid: Grid | None = None
-        """The ids as a grid, where that is known."""
-        self._ids: Tensor | None = None
-        if ids is not None:
-            sizes.append(self._set_ids(ids))
+        self._ids = None if ids is None else _checked(ids)
+        if self._ids is not None:
+            sizes.append(len(self._ids))
         if sizes and sizes.count(sizes[0]) != len(sizes):
             self._refuse(sizes)
         self._length = sizes[0] if sizes else 0
         self.group_depth = group_depth
         """The number of leading numbers of an id that identify its group; 0 without groups."""
         self._most = most
-
-    def _set_ids(self, ids: Tensor | Grid) -> int:
-        """Sets the ids and returns their number. Raises `BatchError` if they are no ids."""
-        if isinstance(ids, Grid):
-            self._grid = ids
-            return len(ids)
-        if ids.dtype.is_floating_point or ids.dtype.is_complex:
-            raise BatchError(f"ids must be integers, not {str(ids.dtype).removeprefix('torch.')}")
-        self._ids = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
-        if self._ids.ndim != 2 or not self._ids.shape[1]:
-            raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
-        return len(self._ids)
 
     def _refuse(self, sizes: Sequence[int]) -> NoReturn:
         named = zip([*self._columns, "ids"], sizes, strict=False)
@@ -204,30 +191,22 @@ class Batch:
 
     @property
     def has_ids(self) -> bool:
-        return self._ids is not None or self._grid is not None
+        return self._ids is not None
 
     @property
     def ids(self) -> Tensor:
         """int64 `[n, depth]`; the row numbers where the batch has no ids."""
-        if self._ids is None and self._grid is not None:
-            self._ids = ids_of(self._grid, 0, self._length)
         return torch.arange(len(self))[:, None] if self._ids is None else self._ids
 
     @property
-    def _id_depth(self) -> int:
-        return self.ids.shape[1] if self._grid is None else len(self._grid.shape)
+    def known_ids(self) -> Tensor | None:
+        """The ids, or None without ids."""
+        return self._ids
 
-    @property
+    @cached_property
     def grid(self) -> Grid | None:
         """The ids as a grid, or None if they are not evenly numbered."""
-        if self._grid is None and self._ids is not None:
-            self._grid = grid_of(self._ids)
-        return self._grid if self.has_ids or not self._length else Grid(0, (self._length,))
-
-    @property
-    def known_ids(self) -> Tensor | Grid | None:
-        """The ids in the cheapest known form, a grid where they are evenly numbered; None without ids."""
-        return self._ids if self._grid is None else self._grid
+        return grid_of(self.ids)
 
     @property
     def group_ids(self) -> Tensor | None:
@@ -258,7 +237,7 @@ class Batch:
     def _with(
         self,
         columns: Mapping[str, Column],
-        ids: Tensor | Grid | None,
+        ids: Tensor | None,
         most: int | None = None,
         group_depth: int | None = None,
     ) -> Batch:
@@ -290,8 +269,6 @@ class Batch:
             name: column.between(start, stop) if isinstance(column, Ragged) else column[start:stop]
             for name, column in self._columns.items()
         }
-        if self._grid is not None and len(self._grid.shape) == 1 and start < stop:
-            return self._with(columns, Grid(self._grid.start + start, (stop - start,)))
         return self._with(columns, self.ids[start:stop])
 
     def where(self, mask: Tensor | Sequence[bool]) -> Batch:
@@ -312,7 +289,7 @@ class Batch:
     def clone(self) -> Batch:
         """Returns a copy with memory of its own, which stays valid after the call."""
         copied = {name: _changed(column, torch.clone) for name, column in self._columns.items()}
-        return self._with(copied, self._ids.clone() if self._ids is not None else self._grid)
+        return self._with(copied, None if self._ids is None else self._ids.clone())
 
     def to(self, device: torch.device | str) -> Batch:
         """Returns this batch with its tensors on `device`. Ids stay on the CPU."""
@@ -404,13 +381,13 @@ class Batch:
         for other in batches[1:]:
             if set(other._columns) != set(first._columns):
                 raise BatchError(f"columns differ: {', '.join(first.names)} and {', '.join(other.names)}")
-            if other._id_depth != first._id_depth:
-                raise BatchError(f"ids differ in depth: {first._id_depth} and {other._id_depth}")
+            depths = first.ids.shape[1], other.ids.shape[1]
+            if depths[0] != depths[1]:
+                raise BatchError(f"ids differ in depth: {depths[0]} and {depths[1]}")
         columns = {
             name: _concat(name, [batch._columns[name] for batch in batches], cat) for name in first._columns
         }
-        grid = joined_grid([batch._grid for batch in batches])
-        ids = torch.cat([batch.ids for batch in batches]) if grid is None else grid
+        ids = torch.cat([batch.ids for batch in batches])
         most = None if first._most is None else sum(batch.most for batch in batches)
         return cls(columns, ids=ids, group_depth=first.group_depth, most=most)
 
@@ -425,9 +402,19 @@ class Batch:
         return self._with({**other._columns, **self._columns}, self.known_ids)
 
 
+def _checked(ids: Tensor) -> Tensor:
+    """Returns ids as int64 `[n, depth]`. Raises `BatchError` if they are no ids."""
+    if ids.dtype.is_floating_point or ids.dtype.is_complex:
+        raise BatchError(f"ids must be integers, not {str(ids.dtype).removeprefix('torch.')}")
+    rows = (ids[:, None] if ids.ndim == 1 else ids).to(torch.int64)
+    if rows.ndim != 2 or not rows.shape[1]:
+        raise BatchError(f"ids are rows of numbers, [n] or [n, depth], not {list(ids.shape)}")
+    return rows
+
+
 def numbered(batch: Batch, first: int, most: int) -> Batch:
     """Returns the samples of a batch, at least one, with `first` and the numbers after it as their ids."""
-    return Batch(batch.columns, ids=Grid(first, (len(batch),)), most=most)
+    return Batch(batch.columns, ids=torch.arange(first, first + len(batch)), most=most)
 
 
 def identify(result: Batch, given: Batch | None) -> Batch:
@@ -452,7 +439,7 @@ def identify(result: Batch, given: Batch | None) -> Batch:
                 result.columns, ids=listed, group_depth=listed.shape[1] - 1, most=given.most * times
             )
         else:
-            ids = (given.known_ids if given.has_ids else given.ids) if times else given.ids[:0]
+            ids = given.ids[: len(result)]
             result = Batch(result.columns, ids=ids, group_depth=given.group_depth, most=given.most)
     missing = [name for name in given.columns if name.startswith(MARK) and name not in result]
     if not missing:

@@ -1,5 +1,4 @@
-"""Sample ids: int64 tensors `[n, depth]`, or grids, which describe evenly numbered ids without a list of
-them."""
+"""Sample ids: int64 tensors `[n, depth]`. A grid describes evenly numbered ones without a list of them."""
 
 from __future__ import annotations
 
@@ -33,27 +32,16 @@ def _grid_of(ids: Tensor) -> Grid | None:
     if any(first[1:]) or min(shape) < 1 or prod(shape) != len(ids):
         return None
     grid = Grid(first[0], shape)
-    return grid if torch.equal(ids, ids_of(grid, 0, len(ids))) else None
+    return grid if torch.equal(ids, ids_of(grid)) else None
 
 
-def ids_of(grid: Grid, start: int, stop: int) -> Tensor:
-    """Returns the ids `start` to `stop` of a grid, int64 `[stop - start, depth]`."""
-    rest, digits = torch.arange(start, stop), list[Tensor]()
+def ids_of(grid: Grid) -> Tensor:
+    """Returns the ids of a grid, int64 `[n, depth]`."""
+    rest, digits = torch.arange(len(grid)), list[Tensor]()
     for size in reversed(grid.shape[1:]):
         digits.append(rest % size)
         rest = rest.div(size, rounding_mode="floor")
     return torch.stack([rest + grid.start, *reversed(digits)], 1)
-
-
-def joined_grid(grids: Sequence[Grid | None]) -> Grid | None:
-    """Returns consecutive sample numbers as one grid, or None if a grid is unknown, has more than one dim,
-    or does not begin where the one before it ends."""
-    first, count = grids[0], 0
-    for grid in grids:
-        if first is None or grid is None or len(grid.shape) != 1 or grid.start != first.start + count:
-            return None
-        count += grid.shape[0]
-    return first and Grid(first.start, (count,))
 
 
 def children(ids: Tensor, times: int) -> Tensor:

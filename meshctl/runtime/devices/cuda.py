@@ -77,14 +77,6 @@ def nccl_version() -> str:
     return f"NCCL {'.'.join(map(str, version))}"
 
 
-def driver() -> Any:
-    """Returns libcuda, the driver's library; None if it cannot be found."""
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
 class Runtime:
     """The functions of libcudart. `current` returns a context manager that makes the device the current one;
     each call is made inside it.
@@ -93,14 +85,8 @@ class Runtime:
     next call.
     """
 
-    def __init__(
-        self, library: Any, current: Callable[[], AbstractContextManager[Any]], driver: Any = None
-    ) -> None:
+    def __init__(self, library: Any, current: Callable[[], AbstractContextManager[Any]]) -> None:
         self._current = current
-        self._range = driver and driver.cuMemGetAddressRange_v2
-        if self._range:
-            self._range.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_void_p)
-            self._range.restype = ctypes.c_int
         self._text = library.cudaGetErrorString
         self._text.argtypes, self._text.restype = (ctypes.c_int,), ctypes.c_char_p
         self._functions = {name: getattr(library, name) for name in _CALLS}
@@ -128,14 +114,6 @@ class Runtime:
             "cudaIpcOpenMemHandle", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEERS
         )
         return address.value or 0
-
-    def extent(self, address: int) -> int | None:
-        """Returns the size in bytes of the allocation at an address; None if it is unknown."""
-        nbytes = ctypes.c_size_t()
-        if not self._range:
-            return None
-        with self._current():
-            return None if self._range(None, ctypes.byref(nbytes), address) else nbytes.value
 
     def shut(self, address: int) -> None:
         """Undoes `open`, as `free` undoes `malloc`."""
@@ -223,7 +201,7 @@ class Cuda:
         self.device = torch.device(
             "cuda", torch.cuda.current_device() if device.index is None else device.index
         )
-        self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device), driver())
+        self.runtime = runtime or Runtime(library(), partial(torch.cuda.device, self.device))
         self.name = self.runtime.bus_name(self.device.index)
         self.transfer_library = nccl_version()
         self._program = torch.cuda.current_stream(self.device)
@@ -251,10 +229,6 @@ class Cuda:
         if (own := self._own.get(handle)) is not None:
             return Region(own, nbytes, self.device, handle, False, lambda: None)
         address = self.runtime.open(handle)
-        extent = self.runtime.extent(address)
-        if extent is not None and extent < nbytes:
-            self.runtime.shut(address)
-            raise DeviceError(f"a piece of {nbytes} bytes in memory of {extent}")
         return Region(address, nbytes, self.device, handle, False, partial(self.runtime.shut, address))
 
     def finish(self) -> None:

@@ -5,16 +5,15 @@
     consumers    receive all headers from the leader of their part, and compute from them which other
                  producers send samples for it
 
-All ranks compute the same parts from the same headers (`topology.partition`), so nobody coordinates. Parts
-that depend on the samples themselves, such as balanced ones, take longer than a small step: consumers receive
-them behind the headers. What several producers of one node hold of a part they write into one frame, which
-the leader lays out, unless the consumer can map their memory. Plain values (losses, statistics) travel with
-their weights in the headers, and every consumer joins them alone.
+All ranks compute the same parts from the same headers (`topology.partition`), so nobody coordinates. What
+several producers of one node hold of a part they write into one frame, which the leader lays out, unless the
+consumer can map their memory. Plain values (losses, statistics) travel with their weights in the headers, and
+every consumer joins them alone.
 
     a frame    [generation, digest, headers, batch]    the headers from the leader, else None; a batch or None
 
-The digest is of everything from which the parts follow, and of the parts that are sent, so a rank that
-computes other parts is named before any of its samples are used.
+The digest is of everything from which the parts follow, so a rank that computes other parts is named before
+any of its samples are used.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ from meshctl.runtime.routes.end import (
 from meshctl.runtime.routes.header import (
     ProducerHeader,
     decode,
-    decode_table,
     describe,
     digest_of,
     encode,
-    encode_parts,
     is_cut_by_counts,
 )
 from meshctl.runtime.routes.joins import check_joinable, join
@@ -144,8 +141,6 @@ class Channel:
     def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
         """Sends a value with the headers of all producers. Returns whether the stream has ended."""
         headers, partition = self._partitioned(table, own)
-        if partition and partition.is_sent:
-            table.append(encode_parts(partition.parts))
         digest = digest_of(self._seed, table)
         try:
             if partition is None:
@@ -185,8 +180,9 @@ class Channel:
                     f"the samples of `{self.route.source}` did not pass stage `{home}`, they have no "
                     "home there"
                 )
-            alone = len(self._producers) == 1
-            return describe(value, self.route.dispatch, alone=alone, is_mappable=self._transport.is_mappable)
+            if len(self._producers) == 1:
+                return describe(value, self.route.dispatch)
+            return describe(value, self.route.dispatch, self._transport.near.is_mappable)
         check_joinable(self._collect, value, self.route)
         return ProducerHeader(value=value, weight=weight)
 
@@ -205,7 +201,8 @@ class Channel:
                 self.bytes_sent += self._shared_write.send(header, frame, part, self._me, value, schema)
             else:
                 rows = packed(header.partition.held(part, self._me))
-                frame[3] = gather(value, rows)
+                own = header.headers[self._me].schema
+                frame[3] = gather(value, own.columns if own else {}, rows)
                 self._send_rows(part, frame, value, rows)
 
     def _send_rows(self, part: int, content: list[Any], value: Batch, ranges: Sequence[RowRange]) -> None:
@@ -244,8 +241,8 @@ class Channel:
         message = self._next(part, leader)
         digest = digest_of(self._seed, message.table or ())
         self._check(message, digest, leader)
-        headers, parts = decode_table(message.table, len(self._producers))
-        partition = self._partition(headers) if parts is None else Partition(parts)
+        headers = [*map(decode, message.table)]
+        partition = self._partition(headers)
         if partition is None:
             return Received(self._joined([headers[number] for number in self.consumers.producers[part]]))
         header = StepHeader(headers, partition, digest)
@@ -276,7 +273,7 @@ class Channel:
             whole: Batch = message.batch
             return whole
         batches = {producer: each.batch for producer, each in sent.items()}
-        return assembled(partition.parts[part], batches, self._transport.concat)
+        return assembled(partition.parts[part], batches, self._transport.near.concat)
 
     def _next(self, part: int, producer: int) -> Message:
         """Returns the next frame of a producer, without those of older generations."""

@@ -7,19 +7,15 @@
 A schema names the kinds of the columns, and which of the numbers are lengths: all that other producers and
 the consumers need to lay the samples out.
 
-Consumers receive from the leader of their part the table of a step: the headers of all producers, and behind
-them the parts, where these depend on the samples themselves, such as balanced ones. Computing those takes
-longer than reading them. Parts that follow from the numbers of samples alone are not sent.
+Consumers receive from the leader of their part the table of a step: the headers of all producers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import msgpack
 import numpy
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,14 +23,9 @@ from torch import Tensor
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import MARK, Batch, BatchError, Column, Ragged
 from meshctl.runtime.routes.rows import kind_of
-from meshctl.runtime.transports.buffers.frames import (
-    fits,
-    not_sent,
-    pack,
-    unpack,
-)
+from meshctl.runtime.transports.buffers.frames import fits, not_sent, pack, unpack
 from meshctl.topology.modes import Dispatch
-from meshctl.topology.samples import Grid, Id, Run, SampleTable
+from meshctl.topology.samples import Grid, Id, SampleTable
 
 MIN_MAPPED_BYTES = 1 << 16
 """Smaller columns are copied rather than mapped."""
@@ -59,11 +50,6 @@ class BatchSchema:
     """The index, among the numbers, of the data ranks to which samples return; None if they do not."""
     mappable: Sequence[str] = ()
     """Columns in memory that a consumer can map next to those of other producers."""
-
-    @cached_property
-    def encoded(self) -> bytes:
-        parts = [list(self.grid), self.group_depth, self.columns, self.ragged, self.tokens, self.homes]
-        return pack([*parts, [*self.mappable]])
 
 
 class ProducerHeader(NamedTuple):
@@ -101,16 +87,12 @@ class ProducerHeader(NamedTuple):
 
 
 def describe(
-    batch: Batch,
-    dispatch: Dispatch,
-    *,
-    alone: bool,
-    is_mappable: Callable[[Tensor], bool] = lambda tensor: False,
+    batch: Batch, dispatch: Dispatch, is_mappable: Callable[[Tensor], bool] = lambda tensor: False
 ) -> ProducerHeader:
     """Returns the header of a batch. Raises `BatchError` for columns that cannot be sent.
 
-    Which columns are mappable is needed only where the producer is not `alone`; tokens and homes only where
-    the dispatch uses them.
+    It has tokens and homes only where the dispatch uses them. `is_mappable` is needed where there are several
+    producers.
     """
     numbers, known = list[Tensor](), dict[int, int]()
 
@@ -128,7 +110,7 @@ def describe(
         columns[name] = kind = _kind(name, column)
         if isinstance(column, Ragged) and kind[0] == "ragged":
             ragged[name] = lengths(column)
-        elif isinstance(column, Tensor) and not alone and column.nbytes >= MIN_MAPPED_BYTES:
+        elif isinstance(column, Tensor) and column.nbytes >= MIN_MAPPED_BYTES:
             mappable += [name] * is_mappable(column)
     tokens = homes = None
     if dispatch.balance:
@@ -163,8 +145,9 @@ def _kind(name: str, column: Column) -> list[Any]:
 
 def encode(header: ProducerHeader) -> bytes:
     """Returns a header as bytes. Raises `FrameError` for a value that cannot be sent."""
-    if header.schema is not None:
-        return pack([header.schema.encoded, header.ids, header.numbers])
+    if (schema := header.schema) is not None:
+        kinds = [schema.columns, schema.ragged, schema.tokens, schema.homes, [*schema.mappable]]
+        return pack([[[*schema.grid], schema.group_depth, *kinds], header.ids, header.numbers])
     return _END if header.is_end else pack([header.value, header.weight])
 
 
@@ -183,14 +166,9 @@ def decode(row: bytes) -> ProducerHeader:
         return ProducerHeader()
     first, *rest = unpack(row)
     if len(rest) > 1:
-        return ProducerHeader(_decode_schema(first), *rest)
+        grid, *kinds = first
+        return ProducerHeader(BatchSchema(tuple(grid), *kinds), *rest)
     return ProducerHeader(value=first, weight=rest[0])
-
-
-@lru_cache(64)
-def _decode_schema(encoded: bytes) -> BatchSchema:
-    grid, *rest = unpack(encoded)
-    return BatchSchema(tuple(grid), *rest)
 
 
 # What follows from all headers
@@ -229,21 +207,3 @@ def _ids(header: ProducerHeader) -> Sequence[Id]:
     if header.schema.grid:
         return Grid(header.ids, header.schema.grid)
     return tuple(map(tuple, header.ids.tolist()))
-
-
-# The table of a step
-
-
-def encode_parts(parts: Sequence[Sequence[Run]]) -> bytes:
-    encoded: bytes = msgpack.packb(parts)
-    return encoded
-
-
-def decode_table(
-    table: Sequence[bytes], producers: int
-) -> tuple[Sequence[ProducerHeader], Sequence[Sequence[Run]] | None]:
-    """Returns the headers of all producers, and the runs of each part where the parts are sent."""
-    headers = [*map(decode, table[:producers])]
-    if len(table) == producers:
-        return headers, None
-    return headers, [[Run(*run) for run in part] for part in msgpack.unpackb(table[producers])]

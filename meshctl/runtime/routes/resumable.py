@@ -96,8 +96,6 @@ class ResumableChannel(Channel):
         self._has: Mapping[int, int] = {}
         """Job rank of a consumer -> the last step that it has from an earlier generation of this group."""
         self._sending = NEVER
-        if self._transport.context.restartable:
-            self._transport.allow(self._tag + VALUES, kept + self.route.slots)
 
     @property
     def consumes(self) -> bool:
@@ -156,12 +154,6 @@ class ResumableWeights(WeightChannel):
     def __init__(self, context: RouteContext, *ends: Any, lag: int = 0, checksum: bool | None = None) -> None:
         super().__init__(context, *ends, lag=lag, checksum=checksum)
         self.other = _Other(context, lag + 2)
-
-    def _begin(self, held: Sequence[Any], requested: Sequence[Any]) -> None:
-        super()._begin(held, requested)
-        if self._transport.context.restartable:
-            frames = (self._lag + 3) * self._slots(self._lag + 1)
-            self._transport.allow(self._tag + VALUES, frames)
 
     def send(self, value: Weights | None, step: int) -> None:
         if value is None:

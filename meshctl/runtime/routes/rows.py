@@ -19,7 +19,7 @@ from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch, Column, Ragged
 from meshctl.runtime.transports.buffers.frames import FrameError, on_device
 from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove
-from meshctl.topology.samples import Grid, Run
+from meshctl.topology.samples import Run
 
 INDEX_MAX_ROW_BYTES = 1 << 10
 """Rows smaller than this are gathered by an index where there are many of them."""
@@ -82,33 +82,14 @@ def kind_of(column: Column) -> str:
     return "tensor" if values is column else "ragged"
 
 
-def schema_of(batch: Batch) -> dict[str, list[Any]]:
-    """Returns the schema of the columns that can be laid out."""
-    schema: dict[str, list[Any]] = {}
-    for name, column in batch.columns.items():
-        if (kind := kind_of(column)) in ("tensor", "ragged"):
-            values: Any = column.values if isinstance(column, Ragged) else column
-            schema[name] = [kind, str(values.dtype), list(values.shape[1:])]
-    return schema
-
-
 def dtype_of(name: str) -> torch.dtype:
     """Returns the dtype that a schema names (`torch.float32`)."""
     found: torch.dtype = getattr(torch, name.removeprefix("torch."))
     return found
 
 
-def lengths_of(batch: Batch) -> dict[str, Tensor]:
-    """Returns the row lengths of the ragged columns that can be laid out."""
-    return {
-        name: column.lengths
-        for name, column in batch.columns.items()
-        if isinstance(column, Ragged) and kind_of(column) == "ragged"
-    }
-
-
 def empty_like(
-    schema: Schema, rows: int, lengths: Mapping[str, Tensor], ids: Tensor | Grid, group_depth: int
+    schema: Schema, rows: int, lengths: Mapping[str, Tensor], ids: Tensor, group_depth: int
 ) -> Batch:
     """Returns a batch of `rows` samples without values: its columns are tensors on `meta`.
 
@@ -145,26 +126,24 @@ def _on_meta(shape: Sequence[int], dtype: str) -> Tensor:
     return torch.empty(shape, dtype=dtype_of(dtype), device="meta")
 
 
-def gather(batch: Batch, ranges: Sequence[RowRange]) -> Batch:
+def gather(batch: Batch, columns: Schema, ranges: Sequence[RowRange]) -> Batch:
     """Returns some rows of a batch as a frame takes them: views where they are neighbours, else columns
-    without values that `fill` fills in the frame. Columns that cannot be laid out are copied."""
+    without values that `fill` fills in the frame. Columns that cannot be laid out, of which `columns` has
+    only the kind, are copied."""
     if not ranges:
         return batch.between(0, 0)
     if len(ranges) == 1:
         return batch.between(ranges[0].start, ranges[0].stop)
-    schema = schema_of(batch)
-    lengths = {
-        name: torch.cat([column[each.start : each.stop] for each in ranges])
-        for name, column in lengths_of(batch).items()
-    }
-    ids = torch.cat([batch.ids[each.start : each.stop] for each in ranges])
-    columns = empty_like(schema, len(ids), lengths, ids, batch.group_depth).columns
-    others = {name: column for name, column in batch.columns.items() if name not in schema}
-    if others:
-        rows = row_index([(each.start, each.stop) for each in ranges])
-        copied = Batch(others, ids=batch.ids).take(rows.tolist()).columns
-        columns = {name: (columns if name in schema else copied)[name] for name in batch.columns}
-    return Batch(columns, ids=ids, group_depth=batch.group_depth, most=batch.most)
+    rows = row_index([(each.start, each.stop) for each in ranges])
+    schema = {name: kind for name, kind in columns.items() if len(kind) > 1}
+    lengths = {name: batch[name].lengths[rows] for name, (kind, *_) in schema.items() if kind == "ragged"}
+    ids = batch.ids[rows]
+    made = dict(empty_like(schema, len(ids), lengths, ids, batch.group_depth).columns)
+    if others := {name: batch[name] for name in columns if name not in schema}:
+        made |= Batch(others, ids=batch.ids).take(rows).columns
+    return Batch(
+        {name: made[name] for name in columns}, ids=ids, group_depth=batch.group_depth, most=batch.most
+    )
 
 
 def fill(target: Batch, source: Batch, ranges: Sequence[RowRange]) -> None:

@@ -14,25 +14,13 @@ from torch import Tensor
 from meshctl.dataclass import dataclass
 from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import ids_of
-from meshctl.runtime.routes.header import (
-    ProducerHeader,
-    is_cut_by_counts,
-    table_of,
-)
+from meshctl.runtime.routes.header import ProducerHeader, table_of
 from meshctl.runtime.routes.rows import RowRange, ranges_of, row_index, without_rows
 from meshctl.runtime.user_modes import dispatch_mode, execute_mode
 from meshctl.topology.consumers import parts_for
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
 from meshctl.topology.samples import Grid, RouteError, Run, SampleTable
-
-MAX_RUNS_SLICED = 4
-"""A part of at most this number of runs is sliced run by run. Other parts are gathered by an index, unless
-their runs are long."""
-MAX_RUNS_SENT = 1 << 10
-"""Parts of more runs in all are not sent to consumers."""
-MIN_ROWS_PER_RUN = 16
-"""Runs that have at least this number of rows on average are sliced, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +31,6 @@ class Partition:
     """
 
     parts: Sequence[Sequence[Run]]
-    is_sent: bool = False
-    """True if consumers receive the parts behind the headers."""
     _held: dict[tuple[int, int], list[RowRange]] = field(default_factory=dict)
 
     @cached_property
@@ -119,34 +105,19 @@ class StepHeader:
         none = torch.empty((0, depth), dtype=torch.int64)
         return Batch(without_rows(schema.columns), ids=none, group_depth=schema.group_depth)
 
-    def ids_of(self, part: int) -> Tensor | Grid:
-        """Returns the ids of a part: a grid where they are consecutive numbers, else int64 `[n, depth]`."""
-        ids = [(self.headers[producer], start, stop) for producer, start, stop in self.partition.parts[part]]
-        if all(header.schema and len(header.schema.grid) == 1 for header, _, _ in ids):
-            firsts = [header.ids + start for header, start, _ in ids]
-            afters = [header.ids + stop for header, _, stop in ids]
-            if firsts[1:] == afters[:-1]:
-                return Grid(firsts[0], (afters[-1] - firsts[0],))
+    def ids_of(self, part: int) -> Tensor:
+        """Returns the ids of a part, int64 `[n, depth]`."""
         return self._rows_of(part, self._ids)
 
     @cached_property
     def _ids(self) -> list[Tensor]:
-        found = []
-        for ids, header in zip(self.table.ids, self.headers, strict=True):
-            if isinstance(ids, Grid):
-                found.append(ids_of(ids, 0, len(ids)))
-            else:
-                found.append(header.ids if len(ids) else torch.empty(0))
-        return found
+        tables = zip(self.table.ids, self.headers, strict=True)
+        return [ids_of(ids) if isinstance(ids, Grid) else header.ids for ids, header in tables]
 
     def _rows_of(self, part: int, tensors: Sequence[Tensor]) -> Tensor:
         """Returns the rows of a part, in its order, of a tensor that each producer has."""
-        runs = self.partition.parts[part]
-        if len(runs) <= MAX_RUNS_SLICED or len(runs) * MIN_ROWS_PER_RUN <= self.partition.counts[part]:
-            return torch.cat([tensors[run.producer][run.start : run.stop] for run in runs])
-        return torch.cat([tensors[producer] for producer in self.partition.producers[part]])[
-            self._index(part)
-        ]
+        whole = torch.cat([tensors[producer] for producer in self.partition.producers[part]])
+        return whole[self._index(part)]
 
     def _index(self, part: int) -> Tensor:
         """Returns the rows of a part in the concatenated batches of its producers."""
@@ -175,5 +146,4 @@ def partition_of(
         parts = parts_for(execute_mode(execute), dispatch, route.dispatch, mesh, table_of(headers))
     except RouteError as error:
         raise RouteError(f"`{route.source}` produces for stage `{route.target}` {error}") from None
-    depends_on_samples = dispatch.is_even and not is_cut_by_counts(headers)
-    return Partition(parts, is_sent=depends_on_samples and sum(map(len, parts)) <= MAX_RUNS_SENT)
+    return Partition(parts)

@@ -153,7 +153,7 @@ class WeightChannel:
         self._unsent: deque[int] = deque()
         """The buckets of the current step that this rank has not sent yet, by number."""
         self._index()
-        self._transport.reserve(self._tag, self._slots(self._lag))
+        self._transport.reserve(self._tag, self._slots())
 
     def _index(self) -> None:
         """Finds the numbers of the buckets that this rank sends, and of those that it receives."""
@@ -180,15 +180,15 @@ class WeightChannel:
             return 0
         return 1 if ours.node_of(producer) == theirs.node_of(first) else 2
 
-    def _slots(self, lag: int) -> int:
+    def _slots(self) -> int:
         """Returns how many frames of one producer may wait for one consumer; the same on every rank."""
-        if not lag:
+        if not self._lag:
             return 1
         frames = Counter[tuple[int, int]]()
         kinds = Counter((bucket.producers, bucket.consumers) for bucket in self._buckets)
         for (producers, consumers), count in kinds.items():
             frames.update(dict.fromkeys(product(producers, consumers), count))
-        return (lag + 1) * max(frames.values(), default=1)
+        return (self._lag + 1) * max(frames.values(), default=1)
 
     def _readers(self, bucket: Bucket) -> list[int]:
         return [self._context.consumer.job_rank(consumer) for consumer in bucket.consumers]

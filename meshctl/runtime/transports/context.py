@@ -47,7 +47,7 @@ class Context:
     """Called with the job rank and the tag for which this process begins to wait, and with (-1, -1) when the
     wait ends."""
     has_digests: bool = False
-    """True if digests of sent memory are compared (`sent_memory`)."""
+    """True if digests of sent memory are compared (`SentMemory`)."""
     device: torch.device | None = None
     """This worker's device unless it is the CPU. Tensors that come from a device are put there."""
     make_transfers: Callable[[OnBroken], Transfers] | None = None

@@ -30,7 +30,6 @@ else as soon as it does. The thread never waits for a peer.
 from __future__ import annotations
 
 import os
-import select
 import threading
 import weakref
 from collections import deque
@@ -41,7 +40,6 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import finish
@@ -50,10 +48,9 @@ from meshctl.runtime.transports.buffers.frames import Frame, FrameError, tensor_
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.progress import Poller
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport
 from meshctl.runtime.transports.turn import DataPlaneLock
-
-NO_SLOT = "a frame for which there is no slot in tag {}"
 
 
 class DataPlane:
@@ -65,20 +62,20 @@ class DataPlane:
         if context.restartable:  # another thread may use the plane
             self.turn.finish = partial(finish, context.device)
         self._slots, self._generations = dict(context.slots), dict(context.generations)
-        self._extra: dict[int, int] = {}
-        """Tag -> the frames that may be in flight beyond its slots."""
         self._away: set[str] = set()
         """The groups of which a process has ended, until they are reopened."""
-        self._is_forced = False
+        self.is_forced = False
+        """True while frames are sent beyond the slots of receivers, without waiting."""
         self._transport_to: dict[int, Transport] = {}
         self.transports: tuple[Transport, ...] = ()
         self._loopback, self._lock = Loopback(), threading.RLock()
-        self._state = threading.Condition(self._lock)
+        self._state, self._waiting = threading.Condition(self._lock), 0
+        self._poller: Poller | None = None
+        """Reads the files of transports; None where they have threads that do."""
         self._inbox: dict[tuple[int, int], deque[Delivery]] = {}
         self._credits: dict[tuple[int, int], float] = {}
         """(job rank, tag) -> the free slots, infinite where there is no bound."""
         self.losses = Losses(context)
-        self._poller: Poller | None = None
         make = context.make_transfers
         self.transfers = make(self._on_transfers_broken) if make else None
         os.register_at_fork(after_in_child=partial(_forget, weakref.ref(self)))
@@ -95,20 +92,16 @@ class DataPlane:
 
     def slots(self, tag: int) -> int:
         """Returns how many frames of a tag may be in flight between two job ranks."""
-        return self._slots.get(tag, SLOTS) + self._extra.get(tag, 0)
-
-    def allow(self, tag: int, frames: int) -> None:
-        """Lets further frames of a tag be in flight for a while after a restart, beyond its slots."""
-        self._extra[tag] = frames
+        return self._slots.get(tag, SLOTS)
 
     @contextmanager
     def forced(self) -> Iterator[None]:
         """Sends beyond the slots of receivers, without waiting."""
-        self._is_forced = True
+        self.is_forced = True
         try:
             yield
         finally:
-            self._is_forced = False
+            self.is_forced = False
 
     def transport_to(self, job_rank: int) -> Transport:
         return self._transport_to.get(job_rank, self._loopback)
@@ -120,29 +113,18 @@ class DataPlane:
     def name_of(self, job_rank: int) -> str:
         return self.context.name_of(job_rank)
 
+    @property
+    def near(self) -> Transport:
+        """The transport to the processes of this node, which owns the memory that they share."""
+        return self.transport_to(self.job_rank)
+
     # Memory
 
     def alloc(self, nbytes: int) -> Tensor:
         """Returns uninitialized uint8 `[nbytes]`. Receivers that can read it in place get it without a
         copy."""
         with self.turn.lock:  # an endpoint may call it
-            found = (memory for each in self.transports if (memory := each.alloc(nbytes)) is not None)
-            memory = next(found, None)
-        return torch.empty(nbytes, dtype=torch.uint8) if memory is None else memory
-
-    def concat(self, tensors: list[Tensor]) -> Tensor:
-        """Returns tensors concatenated along dim 0: mapped one after another where possible, else copied."""
-        found = (whole for each in self.transports if (whole := each.concat(tensors)) is not None)
-        whole = next(found, None)
-        return torch.cat(tensors) if whole is None else whole
-
-    def is_mappable(self, tensor: Tensor) -> bool:
-        """Returns whether receivers can `concat` the tensor, and others behind it, without a copy."""
-        return any(transport.is_mappable(tensor) for transport in self.transports)
-
-    def is_read_only(self, tensor: Tensor) -> bool:
-        """Returns whether a received tensor is in memory of its producer, which this process cannot write."""
-        return any(transport.is_read_only(tensor) for transport in self.transports)
+            return self.near.alloc(nbytes)
 
     # Sending
 
@@ -232,7 +214,7 @@ class DataPlane:
         return credits[key] > 0
 
     def _await_slot(self, key: tuple[int, int]) -> None:
-        if self._is_forced:
+        if self.is_forced:
             return
         begin = perf_counter()
         self._wait(partial(self._has_slot, key), *key)
@@ -263,7 +245,7 @@ class DataPlane:
         """Returns the next delivery of a tag. Raises `PeerLost`."""
         begin, queue = perf_counter(), self._queue(source, tag)
         if not queue or not queue[0].is_complete:
-            self.wait_unless(lambda: bool(queue) and queue[0].is_complete, source, tag)
+            self.wait_until(lambda: bool(queue) and queue[0].is_complete, source, tag)
         delivery = queue.popleft()
         if source != self.job_rank and self._slots.get(tag, SLOTS):
             self.transport_to(source).credit(source, tag)
@@ -276,12 +258,10 @@ class DataPlane:
 
     # Called by transports
 
-    def check_slot(self, source: int, tag: int) -> None:
-        """Raises `ProtocolError` if a peer has no slot for the frame that it sends."""
-        is_tag = 0 <= tag < self.context.tag_count
-        most = (self._slots.get(tag, SLOTS) or SLOTS) + self._extra.get(tag, 0)
-        if not is_tag or len(self._inbox.get((source, tag), ())) >= most:
-            raise ProtocolError(NO_SLOT.format(tag))
+    def check_tag(self, tag: int) -> None:
+        """Raises `ProtocolError` if a frame of this tag cannot be meant."""
+        if not 0 <= tag < self.context.tag_count:
+            raise ProtocolError(f"a frame in the unknown tag {tag}")
 
     def on_message(
         self,
@@ -298,10 +278,7 @@ class DataPlane:
         with self._lock:
             if generation is not None and generation != self.generation_of(source):
                 return
-            delivery = Delivery(frame)
-            if out_of_band:
-                delivery = self._delivery(source, frame, out_of_band, clear_to_send)
-            self._queue(source, tag).append(delivery)
+            self._queue(source, tag).append(self._delivery(source, frame, out_of_band, clear_to_send))
             self._notify()
 
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
@@ -358,19 +335,17 @@ class DataPlane:
         with self._lock:
             self._notify()
 
-    def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Waits for a condition that concerns all peers. Raises `PeerLost` for any loss."""
-        self.wait_unless(ready, self.job_rank, -1)
-
-    def wait_unless(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
-        """Waits as `_wait` does. The caller does not hold the lock."""
+    def wait_until(self, ready: Callable[[], bool], peer: int | None = None, tag: int = -1) -> None:
+        """Waits for a condition that depends on what a peer does under a tag; without a peer, on all of them.
+        Raises `PeerLost`."""
         with self._lock:
-            self._wait(ready, peer, tag)
+            self._wait(ready, self.job_rank if peer is None else peer, tag)
 
     def _notify(self) -> None:
+        """The caller holds the lock."""
         if self._poller is None:
             self._state.notify_all()
-        elif threading.get_ident() != self._poller.thread:
+        elif self._waiting:
             self._poller.wake()
 
     def await_return(self, group: str, peer: int, tag: int) -> None:
@@ -408,6 +383,7 @@ class DataPlane:
         """Waits for a message, or until another thread calls `notify`. Other threads use the plane
         meanwhile."""
         poller = self._poller
+        self._waiting += 1
         has_turn = self.turn.give()
         try:
             if poller is None:
@@ -415,10 +391,10 @@ class DataPlane:
             else:
                 self._unlocked(poller.wait)
         finally:
+            self._waiting -= 1
             if has_turn:
                 self._unlocked(self.turn.take)
-        if poller:
-            self._unlocked(self.poll)  # only now, as another thread may have closed files
+        self._unlocked(self.poll)  # only now, as another thread may have closed files
 
     def _unlocked(self, act: Callable[[], object]) -> None:
         self._lock.release()
@@ -472,7 +448,7 @@ class DataPlane:
             self.fail(self.peer_lost(job_rank, how))
             return
         with self._lock:
-            self.losses.add_end(job_rank, how)
+            self.losses.ended.setdefault(job_rank, how)
             self._notify()
 
     def on_peer_lost(self, lost: int, announcer: int) -> None:
@@ -565,11 +541,11 @@ class Losses:
         self._context = context
         self._by_group: dict[str | None, PeerLost] = {}
         """Peer group -> its loss; under None a loss that concerns all groups."""
-        self._ended: dict[int, str] = {}
+        self.ended: dict[int, str] = {}
         """Job ranks that have ended, and how."""
 
     def __bool__(self) -> bool:
-        return bool(self._by_group or self._ended)
+        return bool(self._by_group or self.ended)
 
     def __iter__(self) -> Iterator[PeerLost]:
         """Yields the losses, one per peer group."""
@@ -585,8 +561,8 @@ class Losses:
                 loss = losses.get(self._context.group_of(peer))
             if loss:
                 raise PeerLost(loss.how, loss.job_rank, self._context.route_of(tag)) from loss
-        if peer in self._ended:
-            raise self._context.peer_lost(peer, self._ended[peer], tag)
+        if peer in self.ended:
+            raise self._context.peer_lost(peer, self.ended[peer], tag)
 
     def add(self, lost: PeerLost, also: int | None = None) -> None:
         """Records the first loss of a peer group, or of all groups where it names no job rank. `also` is a
@@ -598,61 +574,8 @@ class Losses:
         for group in groups:
             self._by_group.setdefault(group, lost)
 
-    def add_end(self, job_rank: int, how: str) -> None:
-        self._ended.setdefault(job_rank, how)
-
     def forget(self, group: str, members: Iterable[int]) -> None:
         """Clears the loss of a peer group, and the ends of its members."""
         self._by_group.pop(group, None)
         for job_rank in members:
-            self._ended.pop(job_rank, None)
-
-
-MAX_EVENTS = 32
-"""The most files of one poll. The standard library's default allocates memory for a thousand in each one."""
-
-
-class Poller:
-    """Calls an action for each file that is readable. The thread that makes a poller polls it; other threads
-    only call `wake`."""
-
-    def __init__(self) -> None:
-        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Ends a `poll` when it is written to, from any process."""
-        self._epoll = select.epoll()
-        self._actions: dict[int, Callable[[], object]] = {}
-        self.thread = threading.get_ident()
-        """The thread that polls."""
-        self.add(self.bell, self._on_bell)
-
-    def add(self, file: int, act: Callable[[], object]) -> None:
-        """Has `poll` call `act` when the file is readable."""
-        self._actions[file] = act
-        self._epoll.register(file, select.EPOLLIN)
-
-    def remove(self, file: int) -> None:
-        if self._actions.pop(file, None):
-            self._epoll.unregister(file)
-
-    def poll(self, seconds: float | None = None) -> bool:
-        """Waits until a file is readable, and acts on all that are. Returns whether there was one."""
-        ready = self._epoll.poll(seconds, MAX_EVENTS)
-        for file, _ in ready:
-            if act := self._actions.get(file):
-                act()
-        return bool(ready)
-
-    def wait(self) -> None:
-        """Waits until a file is readable, and does not act on it."""
-        self._epoll.poll(None, 1)
-
-    def wake(self) -> None:
-        """Ends a `poll` of the polling thread."""
-        os.eventfd_write(self.bell, 1)
-
-    def close(self) -> None:
-        self._epoll.close()
-        os.close(self.bell)
-
-    def _on_bell(self) -> None:
-        os.eventfd_read(self.bell)
+            self.ended.pop(job_rank, None)

@@ -79,9 +79,9 @@ class Transport:
     shares_memory = False
     """True if several job ranks may write to one frame, each to a part of it."""
 
-    def alloc(self, nbytes: int) -> Tensor | None:
-        """Returns uint8 `[nbytes]` that receivers can read in place; None if there is no such memory."""
-        return None
+    def alloc(self, nbytes: int) -> Tensor:
+        """Returns uninitialized uint8 `[nbytes]`, which receivers read in place if they can."""
+        return torch.empty(nbytes, dtype=torch.uint8)
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
         """Returns whether a tensor can travel out of band to the job ranks. `is_final`: nobody writes to the
@@ -89,16 +89,17 @@ class Transport:
         return False
 
     def is_mappable(self, tensor: Tensor) -> bool:
-        """Returns whether receivers of the tensor can map other tensors behind it (`concat`)."""
+        """Returns whether receivers can `concat` the tensor, and others behind it, without a copy."""
         return False
 
     def is_read_only(self, tensor: Tensor) -> bool:
         """Returns whether a received tensor is in memory of its producer, which this process cannot write."""
         return False
 
-    def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Returns received tensors as one, along dim 0, without a copy; None if that is impossible."""
-        return None
+    def concat(self, tensors: list[Tensor]) -> Tensor:
+        """Returns received tensors as one, along dim 0: mapped one after another where possible, else
+        copied."""
+        return torch.cat(tensors)
 
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
         """Returns memory for a frame. The transport `accepts` all tensors of `out_of_band`."""

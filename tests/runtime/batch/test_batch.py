@@ -57,21 +57,6 @@ def test_minibatches_yield_every_sample_once_and_the_same_count_on_every_rank(
     assert sorted(id for cut in cuts for (id,) in cut.ids.tolist()) == list(range(10, 10 + count))
 
 
-@pytest.mark.parametrize(
-    ("grids", "joined"),
-    [
-        ([Grid(3, (2,)), Grid(5, (1,)), Grid(6, (4,))], Grid(3, (7,))),
-        ([Grid(3, (2,)), Grid(6, (1,))], None),
-        ([Grid(3, (2, 2)), Grid(5, (1, 2))], None),
-    ],
-)
-def test_ids_that_follow_each_other_stay_a_grid(grids: list[Grid], joined: Grid | None) -> None:
-    batches = [Batch({"x": torch.arange(len(grid))}, ids=grid) for grid in grids]
-    whole = Batch.concat(batches)
-    assert whole.ids.tolist() == [id for batch in batches for id in batch.ids.tolist()]
-    assert joined is None or whole.known_ids == joined
-
-
 def test_concat_and_join() -> None:
     one, two = batch().take([0, 1]), batch().take([2, 3])
     both = Batch.concat([one, two])
@@ -120,29 +105,12 @@ def test_alone_the_largest_share_is_the_batch_itself() -> None:
     assert few.take([0]).most == 9 and few.repeat(2).most == 18
 
 
-@pytest.mark.parametrize("grid", [Grid(7, (6,)), Grid(7, (3, 2))])
-def test_ids_that_nobody_listed_are_those_of_the_list(grid: Grid) -> None:
-    listed = torch.tensor([*grid])
-    one, other = (Batch({"x": torch.arange(6)}, ids=ids) for ids in (grid, listed))
-    assert other.grid == grid and one.known_ids is grid and one.has_ids
-    for make in (
-        lambda batch: batch,
-        lambda batch: batch.between(1, 4),
-        lambda batch: batch.between(2, 2),
-        lambda batch: batch.take([5, 0]),
-        lambda batch: batch.repeat(2),
-        lambda batch: batch.clone(),
-        lambda batch: batch.to("cpu"),
-        lambda batch: batch.with_columns(y=torch.ones(6)),
-        lambda batch: identify(Batch({"y": torch.ones(6)}), batch),
-        lambda batch: identify(Batch({"y": torch.ones(12)}), batch),
-        lambda batch: identify(Batch({}), batch),
-        lambda batch: Batch.concat([batch, batch]),
-    ):
-        assert make(one).ids.tolist() == make(other).ids.tolist() and make(one).ids.dtype == torch.int64
+def test_the_ids_of_a_batch_are_a_grid_where_they_are_evenly_numbered() -> None:
+    for grid in (Grid(7, (6,)), Grid(7, (3, 2))):
+        assert Batch({"x": torch.arange(6)}, ids=torch.tensor([*grid])).grid == grid
     assert Batch({"x": torch.ones(2)}).grid == Grid(0, (2,)) and not Batch({"x": torch.ones(2)}).has_ids
     with pytest.raises(BatchError, match="x 6, ids 5"):
-        Batch({"x": torch.arange(6)}, ids=Grid(0, (5,)))
+        Batch({"x": torch.arange(6)}, ids=torch.arange(5))
 
 
 def test_a_batch_that_was_given_no_ids_has_none_however_it_is_made() -> None:

@@ -263,13 +263,6 @@ def test_a_failure_is_reported_and_forgotten(memory: Cuda) -> None:
 
 
 @gpus(1)
-def test_the_driver_knows_how_large_a_piece_is(memory: Cuda) -> None:
-    piece = memory.make(3 * GRAIN)
-    assert memory.runtime.extent(piece.address) == 3 * GRAIN
-    piece.close()
-
-
-@gpus(1)
 def test_what_is_closed_is_free(memory: Cuda) -> None:
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info(CUDA)

@@ -11,19 +11,18 @@ from torch import Tensor
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import RouteContext, RouteSide
-from meshctl.runtime.routes.header import decode_table, describe, digest_of, encode, encode_parts
+from meshctl.runtime.routes.header import describe, digest_of, encode
 from meshctl.runtime.transports.buffers.frames import Frame
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
-from meshctl.topology.samples import Run
 from tests.runtime.memory import MemoryDataPlane
 
 BATCH = Batch(
     {"x": torch.arange(4.0), "r": Ragged.of([torch.ones(n) for n in range(4)]), "t": list("abcd")},
     ids=torch.arange(4)[:, None],
 )
-ROW = encode(describe(BATCH, Dispatch(balance="tokens"), alone=False))
+ROW = encode(describe(BATCH, Dispatch(balance="tokens")))
 
 
 def received(table: list[bytes], seen: Any = None) -> Any:
@@ -46,21 +45,12 @@ def test_what_is_sent_comes_back_and_a_changed_row_is_an_error_that_names_its_se
             received([changed], seen=[ROW])
 
 
-def test_parts_are_read_as_they_were_sent() -> None:
-    parts = [[Run(0, 0, 2), Run(1, 1, 2)], [Run(1, 0, 1)]]
-    headers, found = decode_table([ROW, ROW, encode_parts(parts)], 2)
-    assert found == parts and decode_table([ROW, ROW], 2)[1] is None
-    assert [header.schema == headers[0].schema for header in headers] == [True, True]
-
-
 @pytest.mark.parametrize("offsets", [[0, 2, 9], [0, 3, 2, 4], [1, 2, 4], [-1, 2, 4], [0, 2, 3]])
 def test_offsets_that_do_not_fit_their_values_are_reported_to_their_producer(offsets: list[int]) -> None:
     column = Ragged(torch.arange(4), torch.tensor(offsets))
     with pytest.raises(BatchError, match="column 'tokens' is ragged, and its offsets do not fit its values"):
         describe(
-            Batch({"x": Ragged.of([torch.arange(2)] * (len(offsets) - 1)), "tokens": column}),
-            Dispatch(),
-            alone=True,
+            Batch({"x": Ragged.of([torch.arange(2)] * (len(offsets) - 1)), "tokens": column}), Dispatch()
         )
 
 
@@ -74,4 +64,4 @@ def test_offsets_that_do_not_fit_their_values_are_reported_to_their_producer(off
 )
 def test_a_tensor_that_is_no_column_is_reported_to_its_producer(tensor: Tensor, why: str) -> None:
     with pytest.raises(BatchError, match=f"column 'x': {why}"):
-        describe(Batch({"x": tensor}), Dispatch(), alone=True)
+        describe(Batch({"x": tensor}), Dispatch())

@@ -25,17 +25,12 @@ DTYPES = [
 ]  # fmt: skip
 
 
-@given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
-def test_evenly_numbered_ids_are_a_grid_and_come_back(
-    start: int, shape: list[int], data: st.DataObject
-) -> None:
+@given(st.integers(-5, 20), st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_evenly_numbered_ids_are_a_grid_and_come_back(start: int, shape: list[int]) -> None:
     grid = Grid(start, tuple(shape))
     ids = torch.tensor(list(grid))
     assert grid_of(ids) == grid
-    assert torch.equal(ids_of(grid, 0, len(grid)), ids)
-    first = data.draw(st.integers(0, len(grid)))
-    last = data.draw(st.integers(first, len(grid)))
-    assert torch.equal(ids_of(grid, first, last), ids[first:last])
+    assert torch.equal(ids_of(grid), ids)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), max_size=9))

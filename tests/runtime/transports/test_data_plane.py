@@ -85,12 +85,3 @@ def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> No
     for worker in workers:
         worker.join()
     assert rows == {index: [b"row" * number for number in range(count)] for index in range(count)}
-
-
-@pytest.mark.parametrize("odd", [None, 3, [], [1], [b"1", b"2"]])
-def test_what_are_no_rows_is_an_error_that_names_who_sent_them(odd: object) -> None:
-    hub: dict[int, MemoryDataPlane] = {}
-    one, other, *_ = (MemoryDataPlane(job_rank, {}, hub) for job_rank in range(5))
-    other.send(0, 4, Frame(odd))
-    with pytest.raises(PeerLost, match="job rank 1 sent a table without the rows of 1 ranks"):
-        allgather(one, range(5), 0, 4, b"row")

@@ -21,12 +21,10 @@ from meshctl.runtime.transports.buffers.frames import (
     MAGIC,
     Frame,
     FrameError,
-    bytes_of,
     pack,
     tensor_of,
     unpack,
 )
-from meshctl.topology.samples import Grid
 from tests.examples import examples
 
 HUGE = [2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1]
@@ -108,7 +106,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Ragged):
         yield from (value.values, value.offsets)
     elif isinstance(value, Batch):
-        yield from tensors_in([*value.columns.values(), value.ids])
+        yield from tensors_in([*value.columns.values()])
     elif isinstance(value, Mapping):
         yield from tensors_in([*value.values()])
     elif isinstance(value, (list, tuple)):
@@ -199,29 +197,6 @@ def test_columns_that_share_their_offsets_share_them_when_they_come() -> None:
     assert batch["b"].values.dtype == torch.int32
 
 
-@pytest.mark.parametrize(
-    "ids", [[0], [0, 0], [0, -1], [0.0, 3], [0, True], [2**63 - 2, 3], [0, 4], [0, 2**62], [0, 3, 2**50]]
-)
-def test_ids_that_count_are_as_many_as_the_samples_and_fit(ids: list[Any]) -> None:
-    column = ext(1, [0, 0, 3])
-    with pytest.raises(FrameError):
-        unpack(framed(msgpack.packb(ext(3, [{"x": column}, ids, 0, None]))))
-    with pytest.raises(FrameError):
-        unpack(framed(msgpack.packb(ext(3, [{"x": ext(1, [0, 0, 2**62, 0])}, [0, 2**62], 0, None]))))
-    batch = unpack(framed(msgpack.packb(ext(3, [{"x": column}, [5, 3], 0, None]))))
-    assert batch.ids.tolist() == [[5], [6], [7]]
-
-
-def test_counting_ids_need_no_bytes_where_columns_travel_out_of_band() -> None:
-    batch = Batch({"x": torch.arange(40.0)}, ids=Grid(5, (40,)))
-    frame = Frame(batch, out_of_band=lambda tensor: True)
-    [column] = frame.out_of_band
-    back = unpack(
-        bytes_of(frame.write(torch.zeros(frame.nbytes, dtype=torch.uint8))), [column.view(torch.uint8)]
-    )
-    assert back["x"].data_ptr() == column.data_ptr() and back.known_ids == Grid(5, (40,))
-
-
 # Hostile frames
 
 
@@ -282,12 +257,11 @@ def test_what_is_nested_too_deep_is_refused_by_who_sends_it() -> None:
     value: Any = ()
     for _ in range(200):
         value = (value,)
-    with pytest.raises(FrameError, match="more than 100 tuples"):
-        pack(value)
     circle: list[Any] = []
     circle.append(circle)
-    with pytest.raises(FrameError, match="cannot be sent"):
-        pack(circle)
+    for each in (value, circle):
+        with pytest.raises(FrameError, match="cannot be sent"):
+            pack(each)
 
 
 def test_an_out_of_band_tensor_is_found_again():

@@ -9,7 +9,6 @@ Readers map a memfd read-only, so no replica can change what another one sees.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -20,11 +19,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import field
 from typing import Protocol
 
-import numpy
 import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
+from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.transports.buffers import libc
 
 GRAIN = 1 << 16
@@ -91,17 +90,6 @@ class Block:
         return self.memory.file
 
 
-@dataclass(frozen=True)
-class ArenaStats:
-    blocks: int
-    free: int
-    """Blocks without a holder."""
-    dropped: int
-    """Blocks out of use that a peer still has open."""
-    nbytes: int
-    """Bytes of all of them."""
-
-
 class Arena:
     """The blocks that one process has made. Any thread may call its methods."""
 
@@ -112,8 +100,8 @@ class Arena:
         block's memory `outlasts`, each peer confirms that by one more `give_back`. `make` returns memory of
         at least the given number of bytes."""
         self.make = make or Sealed
-        self._blocks: dict[int, Block] = {}
-        self._dropped: dict[int, Block] = {}
+        self.blocks: dict[int, Block] = {}
+        self.dropped: dict[int, Block] = {}
         """Blocks that a peer still has open, and that must not be freed before."""
         self._free: defaultdict[Hashable, list[Block]] = defaultdict(list)
         self._returned: deque[tuple[int, Hashable]] = deque()
@@ -156,7 +144,7 @@ class Arena:
 
     def count(self, use: Hashable) -> int:
         """Returns the number of blocks of one use."""
-        return sum(block.use == use for block in [*self._blocks.values()])
+        return sum(block.use == use for block in [*self.blocks.values()])
 
     def give_back(self, number: int, holder: Hashable) -> None:
         """Records that a holder returns a block. It takes no lock, because the garbage collector may call it
@@ -167,30 +155,23 @@ class Arena:
         """Takes back the blocks of peers whose processes have been replaced."""
         with self._lock:
             self._settle()
-            for block in (*self._blocks.values(), *self._dropped.values()):
+            for block in (*self.blocks.values(), *self.dropped.values()):
                 block.known = {(peer, write) for peer, write in block.known if peer not in job_ranks}
-            for number in [number for number, block in self._dropped.items() if not block.known]:
-                self._dropped.pop(number).memory.close()
-            for block in self._blocks.values():
+            for number in [number for number, block in self.dropped.items() if not block.known]:
+                self.dropped.pop(number).memory.close()
+            for block in self.blocks.values():
                 gone = [holder for holder in block.holders if _job_rank_of(holder) in job_ranks]
                 for holder in gone:
                     del block.holders[holder]
                 if gone and not block.holders:
                     self._free[block.use].append(block)
 
-    def stats(self) -> ArenaStats:
-        with self._lock:
-            self._settle()
-            free = sum(map(len, self._free.values()))
-            nbytes = sum(block.nbytes for block in (*self._blocks.values(), *self._dropped.values()))
-            return ArenaStats(len(self._blocks), free, len(self._dropped), nbytes)
-
     def close(self) -> None:
         """Drops all blocks. Memory that `outlasts` and that a peer still has open is freed when this process
         ends."""
         with self._lock:
             self._settle()
-            for block in [*self._blocks.values()]:
+            for block in [*self.blocks.values()]:
                 self._discard(block)
             self._free.clear()
 
@@ -199,7 +180,7 @@ class Arena:
         that does not hold the block is ignored."""
         while self._returned:
             number, holder = self._returned.popleft()
-            block = self._blocks.get(number)
+            block = self.blocks.get(number)
             if block is None:
                 self._on_closed(number, holder)
             elif times := block.holders.pop(holder, 0):
@@ -210,24 +191,24 @@ class Arena:
 
     def _on_closed(self, number: int, peer: Hashable) -> None:
         """Records that a peer has unmapped a dropped block. The memory is freed after the last one."""
-        block = self._dropped.get(number)
+        block = self.dropped.get(number)
         if block is not None:
             block.known = {(other, write) for other, write in block.known if other != peer}
             if not block.known:
-                self._dropped.pop(number).memory.close()
+                self.dropped.pop(number).memory.close()
 
     def _make(self, use: Hashable, nbytes: int) -> Block:
         piece = self.make(-(-max(nbytes, 1) // GRAIN) * GRAIN)
         self._last_number += 1
         block = Block(self._last_number, piece, use)
-        self._blocks[block.number] = block
+        self.blocks[block.number] = block
         return block
 
     def _discard(self, block: Block) -> None:
-        del self._blocks[block.number]
+        del self.blocks[block.number]
         self._drop(block)
         if block.memory.outlasts and block.known:
-            self._dropped[block.number] = block
+            self.dropped[block.number] = block
         else:
             block.memory.close()
 
@@ -237,19 +218,9 @@ def _job_rank_of(holder: Hashable) -> Hashable:
     return holder[0] if isinstance(holder, tuple) else holder
 
 
-class Pages:
-    """Pages of a file, mapped until this object dies. Python's `mmap` would keep a descriptor open for
-    each."""
-
-    def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
-        """Raises `OSError`."""
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-        self.address = libc.mapped(libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0))
-        weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
-
-
 class Mapped:
-    """Shared memory that is mapped into this process."""
+    """Shared memory that is mapped into this process, until this object and all views die. Python's `mmap`
+    would keep a descriptor open for each."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
         """Maps a file. Raises `ArenaError` if it has fewer than `nbytes` bytes or could shrink while it is
@@ -260,14 +231,12 @@ class Mapped:
                 or fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS
             ):
                 raise ArenaError(f"memory that is not the {nbytes} bytes it was said to be")
-            self.pages = Pages(file, nbytes, write=write)
+            prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+            self.address = libc.mapped(libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0))
         except OSError as error:  # no memory at all, or none that can be mapped
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
-        self.nbytes, self.write, self.address = nbytes, write, self.pages.address
-        # a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
-        array = (ctypes.c_uint8 * nbytes).from_address(self.address)
-        array.pages = self.pages  # type: ignore[attr-defined]  # mapped as long as a view refers to the array
-        self._bytes = memoryview(array)
+        self.nbytes = nbytes
+        weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
 
     def contains(self, address: int, nbytes: int) -> bool:
         return self.address <= address and address + nbytes <= self.address + self.nbytes
@@ -277,10 +246,7 @@ class Mapped:
         thread."""
         if not 0 <= at <= at + nbytes <= self.nbytes:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
-        array = numpy.frombuffer(self._bytes, numpy.uint8, nbytes, at)
-        if gone:
-            weakref.finalize(array, gone).atexit = False
-        return torch.from_numpy(array)
+        return tensor_at(self.address + at, nbytes, torch.device("cpu"), self, gone)
 
 
 class Sealed(Mapped):

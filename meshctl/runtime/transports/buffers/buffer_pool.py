@@ -10,8 +10,10 @@ it.
 
 from __future__ import annotations
 
+import ctypes
 import time
-from collections import Counter
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -25,9 +27,8 @@ from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import Arena, ArenaError, Block
 from meshctl.runtime.transports.buffers.mapped_concat import starts_page
 from meshctl.runtime.transports.buffers.memcpy import is_plain
-from meshctl.runtime.transports.buffers.sent_memory import SentMemory
 from meshctl.runtime.transports.data_plane import DataPlane
-from meshctl.runtime.transports.errors import BuffersHeld
+from meshctl.runtime.transports.errors import BuffersHeld, SentMemoryWritten
 from meshctl.runtime.transports.transport import Delivery, Lease
 
 INLINE_MAX = 4096
@@ -40,6 +41,16 @@ RETURN_WAIT_S = 0.25
 a block for each slot and one that is being read."""
 MAX_HELD = 8
 """The most blocks that a receiver may hold besides those that are in flight to it."""
+
+SAMPLES, SAMPLE_BYTES = 8, 32
+"""The number of samples that are kept of a range of bytes, and the size of each."""
+MESSAGE = (
+    "memory of `self.alloc` was written after it had been returned, while its consumers may read it: call "
+    "`self.alloc` for every value that is returned"
+)
+
+Range = tuple[int, int]
+"""The first byte in a block, and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -79,16 +90,16 @@ class BufferPool:
         self._sent = SentMemory(has_digests=data_plane.context.has_digests)
         self._is_closed = False
 
-    def alloc(self, nbytes: int) -> Tensor | None:
-        """Returns a registered buffer, uint8 `[nbytes]`; None for a small one or where there is no memory."""
+    def alloc(self, nbytes: int) -> Tensor:
+        """Returns uint8 `[nbytes]`: a registered buffer, unless it is small or there is no memory for one."""
         if nbytes < ALLOC_MIN or self._is_closed:
-            return None
+            return torch.empty(nbytes, dtype=torch.uint8)
         # a power of 2, so that there are few uses; pages that nobody touches take no memory
         size = 1 << (nbytes - 1).bit_length()
         try:
             block = self.arena.take(RegisteredBuffer(size), size, [self._job_rank])
         except ArenaError:
-            return None
+            return torch.empty(nbytes, dtype=torch.uint8)
         self.registered[block.memory.address] = block
         self._sent.forget(block)
         return self._own_view(block, 0, nbytes, self._job_rank)
@@ -200,39 +211,37 @@ class BufferPool:
     def _await_block(self, arena: Arena, use: tuple[Any, ...], nbytes: int) -> None:
         """Waits a little for a block that may be about to come back, as fresh memory is many times slower.
         Raises `BuffersHeld`."""
-        if arena.has(use, nbytes):
+        if arena.has(use, nbytes) or self._data_plane.is_forced:
             return
-        tag, to, *_ = use
-        count = arena.count(use)
+        (tag, to), count = use, arena.count(use)
         are_enough = count > self._data_plane.slots(tag)
-        until = time.monotonic() + (RETURN_WAIT_S if are_enough else 0.0)
-        is_over = False
-        while not is_over:
-            is_over = not self._poll(to, tag, until)
-            if arena.has(use, 0 if are_enough else nbytes):  # one that is too small is replaced
-                return
-        if count >= self._max_frames(tag):
+        is_free = partial(arena.has, use, 0 if are_enough else nbytes)  # one that is too small is replaced
+        if not self._wait(is_free, to, tag, RETURN_WAIT_S * are_enough) and count >= self._max_frames(tag):
             raise self._held(to, count)
 
     def _await_registered(self, to: Sequence[int], tag: int, count: int) -> None:
         """Waits a little until no receiver holds too many registered buffers. Raises `BuffersHeld`."""
         self._max_out_of_band[tag] = max(self._max_out_of_band[tag], count)
         allowed = self._max_frames(tag) * self._max_out_of_band[tag]
-        until = time.monotonic() + RETURN_WAIT_S
-        for receiver in to:
-            is_over = False
-            while (held := self.arena.held([*self.registered.values()], (receiver, tag))) >= allowed:
-                if is_over:
-                    raise self._held([receiver], held)
-                is_over = not self._poll(to, tag, until)
+        for receiver in () if self._data_plane.is_forced else to:
+            if not self._wait(partial(self._has_room, receiver, tag, allowed), to, tag, RETURN_WAIT_S):
+                raise self._held([receiver], allowed)
 
-    def _poll(self, to: Sequence[int], tag: int, until: float) -> bool:
-        """Handles messages. Returns False if there is none at the time `until` of `time.monotonic`: a message
-        that has arrived counts, however late this process reads it. Raises `PeerLost` for a lost receiver."""
-        has_come = self._data_plane.poll(max(0.0, until - time.monotonic()))
-        for receiver in to:
-            self._data_plane.check(receiver, tag)
-        return has_come or time.monotonic() < until
+    def _has_room(self, receiver: int, tag: int, allowed: int) -> bool:
+        return self.arena.held([*self.registered.values()], (receiver, tag)) < allowed
+
+    def _wait(self, ready: Callable[[], bool], to: Sequence[int], tag: int, seconds: float) -> bool:
+        """Handles messages until `ready` returns true, and returns whether it does. A message that has come
+        in time counts, however late this process reads it. Raises `PeerLost` for a lost receiver."""
+        until, is_over = time.monotonic() + seconds, False
+        while not ready():
+            if is_over:
+                return False
+            has_come = self._data_plane.poll(max(0.0, until - time.monotonic()))
+            for receiver in to:
+                self._data_plane.check(receiver, tag)
+            is_over = not has_come and time.monotonic() >= until
+        return True
 
     def _max_frames(self, tag: int) -> int:
         """Returns how many frames of a tag a receiver may hold before it gets another one."""
@@ -246,3 +255,59 @@ class BufferPool:
         self.registered.pop(block.memory.address, None)
         self._sent.forget(block)
         self._drop(block)
+
+
+# Writes into sent memory
+
+
+class SentMemory:
+    """The memory of `alloc` that was sent to other processes and has not been allocated again since.
+
+    Memory that an endpoint has returned belongs to its consumers, which read it in place. An endpoint that
+    fills the same memory again in the next step changes the batch of the last one while they may read it. So
+    a few of the bytes that are sent are kept, and compared when bytes around them are sent again. With
+    digests, each send compares all bytes that were sent before.
+    """
+
+    def __init__(self, *, has_digests: bool) -> None:
+        self._has_digests = has_digests
+        self._digest = _whole_digest if has_digests else _samples
+        self._sent: defaultdict[Block, dict[Range, object]] = defaultdict(dict)
+        """Block -> the ranges that were sent of it, each with its samples or its digest."""
+
+    def forget(self, block: Block) -> None:
+        """Forgets a block that is allocated again or released."""
+        self._sent.pop(block, None)
+
+    def add(self, block: Block, start: int, stop: int) -> None:
+        """Records that bytes of a block are sent. Raises `SentMemoryWritten` if some of them were sent
+        before and have been written since."""
+        ranges = self._sent[block]
+        for sent in ranges:
+            if sent[0] < stop and start < sent[1]:
+                self._compare(block, sent)
+        if (start, stop) not in ranges:
+            ranges[start, stop] = self._digest(block, start, stop)
+
+    def compare(self) -> None:
+        """Compares the digests of all bytes that were sent. Raises `SentMemoryWritten`."""
+        if self._has_digests:
+            for block, ranges in self._sent.items():
+                for sent in ranges:
+                    self._compare(block, sent)
+
+    def _compare(self, block: Block, sent: Range) -> None:
+        if self._digest(block, *sent) != self._sent[block][sent]:
+            raise SentMemoryWritten(MESSAGE)
+
+
+def _samples(block: Block, start: int, stop: int) -> object:
+    """Returns samples of some bytes, the first and the last ones among them."""
+    last = max(start, stop - SAMPLE_BYTES)
+    address, nbytes = block.memory.address, min(SAMPLE_BYTES, stop - start)
+    places = [start + (last - start) * number // (SAMPLES - 1) for number in range(SAMPLES)]
+    return [ctypes.string_at(address + place, nbytes) for place in places]
+
+
+def _whole_digest(block: Block, start: int, stop: int) -> object:
+    return zlib.crc32(block.memory.view(start, stop - start).numpy().data)

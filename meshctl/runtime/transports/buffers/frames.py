@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
-from math import prod
 from reprlib import repr as short
 from typing import Any
 
@@ -26,12 +25,9 @@ from torch import Tensor
 
 from meshctl.runtime.batch.batch import Batch, BatchError, Ragged
 from meshctl.runtime.transports.buffers.memcpy import is_plain, move, use_memmove
-from meshctl.topology.samples import Grid
 
 MAGIC = b"MSH2"
 ALIGN = 64
-MAX_OUT_OF_BAND = 1 << 12
-"""The most out-of-band tensors of one frame. Further ones are copied into it."""
 _PREFIX = struct.Struct("<4sI")
 _DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -42,7 +38,8 @@ _NUMBERS = {dtype: number for number, dtype in enumerate(_DTYPES)}
 _TENSOR, _RAGGED, _BATCH, _TUPLE, _LONG, _OUT_OF_BAND = range(1, 7)
 """msgpack's extension types."""
 _DEPTH = 100
-"""The most levels to which extension types may be nested. msgpack copies a value once for each level."""
+"""The most levels to which extension types may be nested. msgpack copies a value once for each level, and
+thousands of them overflow the stack."""
 _ON_DEVICE = 64
 """Added to the index of a dtype where the sender's tensor is on a device."""
 MAX_DIMS = 64
@@ -138,7 +135,7 @@ class Frame:
                 return msgpack.ExtType(_RAGGED, self._packed([value.values, value.offsets]))
             case Batch():
                 return msgpack.ExtType(
-                    _BATCH, self._packed([value.columns, self._ids(value), value.group_depth, value.most])
+                    _BATCH, self._packed([value.columns, value.ids, value.group_depth, value.most])
                 )
             case tuple():
                 return msgpack.ExtType(_TUPLE, self._packed(list(value)))
@@ -154,35 +151,19 @@ class Frame:
             "text, lists, dicts) and tensors"
         )
 
-    @staticmethod
-    def _ids(batch: Batch) -> Tensor | list[int]:
-        """Returns the ids of a batch as they are sent: `[start, shape ...]` where they are known to be a
-        grid, else int64 `[n, depth]`. A grid needs a first column with as many bytes as there are samples,
-        because the receiver accepts no grid of more samples than the frame has bytes."""
-        ids = batch.known_ids
-        if not isinstance(ids, Grid):
-            return batch.ids
-        column = next(iter(batch.columns.values()), None)
-        sized = column.numel() >= len(ids) if isinstance(column, Tensor) else column is not None
-        return [ids.start, *ids.shape] if sized else batch.ids
-
     def _tensor_ext(self, tensor: Tensor) -> msgpack.ExtType:
+        """Adds a tensor. Its description is `[dtype, place, shape ...]`, where the place is the offset in the
+        frame, or the number of an out-of-band tensor."""
         if why := not_sent(tensor):
             raise FrameError(why)
-        out_of_band = len(self.out_of_band) < MAX_OUT_OF_BAND and self._is_out_of_band(tensor)
-        kind, add = (_OUT_OF_BAND, self._add_out_of_band) if out_of_band else (_TENSOR, self._add_to_frame)
-        return msgpack.ExtType(kind, self._packed(add(tensor)))
-
-    def _add_out_of_band(self, tensor: Tensor) -> list[Any]:
-        """Adds an out-of-band tensor. Returns its description: `[dtype, number, shape ...]`."""
-        self.out_of_band.append(tensor)
-        return [_dtype_code(tensor), len(self.out_of_band) - 1, *tensor.shape]
-
-    def _add_to_frame(self, tensor: Tensor) -> list[Any]:
-        """Adds a tensor that the frame contains. Returns its description: `[dtype, offset, shape ...]`."""
-        at, self._size = self._size, self._size + _aligned(tensor.nbytes)
-        self._tensors.append((tensor, at))
-        return [_dtype_code(tensor), at, *tensor.shape]
+        if self._is_out_of_band(tensor):
+            kind, place = _OUT_OF_BAND, len(self.out_of_band)
+            self.out_of_band.append(tensor)
+        else:
+            kind, place = _TENSOR, self._size
+            self._tensors.append((tensor, place))
+            self._size += _aligned(tensor.nbytes)
+        return msgpack.ExtType(kind, self._packed([_dtype_code(tensor), place, *tensor.shape]))
 
 
 def not_sent(tensor: Tensor) -> str:
@@ -336,35 +317,17 @@ class _Reader:
             )
         return self._out_of_band[number].view(dtype).view(shape)
 
-    def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int | None) -> Batch:
+    def _batch(self, columns: dict[str, Any], ids: Any, group_depth: int, most: int) -> Batch:
         for name, column in columns.items():
             if type(name) is not str or not isinstance(column, (Tensor, Ragged, list)):
                 raise FrameError("a batch whose columns are none")
-        if isinstance(ids, list):
-            ids, depth = self._grid(ids), len(ids) - 1
-        elif isinstance(ids, Tensor) and ids.dtype == torch.int64 and ids.ndim == 2:
-            depth = ids.shape[1]
-        else:
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 2:
             raise FrameError("a batch whose ids are not numbers")
-        if (
-            type(group_depth) is not int
-            or not 0 <= group_depth <= depth
-            or not (most is None or (type(most) is int and most >= 0))
-        ):
+        are_counts = type(group_depth) is int and type(most) is int and most >= 0
+        if not are_counts or not 0 <= group_depth <= ids.shape[1]:
             raise FrameError(f"a batch of group depth {short(group_depth)}, the most {short(most)}")
-        return Batch(columns, ids=ids, group_depth=group_depth, most=most)
-
-    def _grid(self, ids: list[int]) -> Grid:
-        """Returns the grid of `[start, shape ...]`. Raises `FrameError` for ids of more than 64 bits and for
-        more samples than the frame has bytes, so that a small frame cannot make this process allocate many
-        ids."""
-        if len(ids) < 2 or {*map(type, ids)} != {int} or min(ids[1:]) < 1:
-            raise FrameError("a batch whose ids are not numbers")
-        if not -(1 << 63) <= ids[0] < (1 << 63) - ids[1] or prod(ids[1:]) > self._size + sum(
-            tensor.nbytes for tensor in self._out_of_band
-        ):
-            raise FrameError(f"a batch of the ids {short(ids)} in a frame of {self._size} bytes")
-        return Grid(ids[0], tuple(ids[1:]))
+        # batches that are derived from this one have the same ids, and may outlive the frame
+        return Batch(columns, ids=ids.clone(), group_depth=group_depth, most=most)
 
     @staticmethod
     def _checked(kind: int, at: int, shape: Sequence[int]) -> tuple[torch.dtype, int]:

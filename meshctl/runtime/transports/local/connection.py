@@ -36,34 +36,26 @@ class TooManyFiles(OSError):
     """This process has too many open files to receive those of a message."""
 
 
-class Listener:
-    """The socket at which a job rank accepts connections from the other processes of its node."""
+def listen() -> socket.socket:
+    """Returns the socket at which a job rank accepts connections from the other processes of its node."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.bind("")  # the kernel chooses a name in the abstract namespace
+    sock.listen(4096)
+    sock.setblocking(False)
+    return sock
 
-    def __init__(self) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sock.bind("")  # the kernel chooses a name in the abstract namespace
-        self._sock.listen(4096)
-        self._sock.setblocking(False)
-        self.name: bytes = self._sock.getsockname()
 
-    def accept(self) -> Iterator[socket.socket]:
-        """Yields all pending connections of this user. Those of others are closed."""
-        with suppress(BlockingIOError):
-            while True:
-                sock, _ = self._sock.accept()
-                peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-                _, uid, _ = _CREDENTIALS.unpack(peer)
-                if uid == os.getuid():
-                    yield sock
-                else:
-                    sock.close()
-
-    def fileno(self) -> int:
-        """Returns the file of the socket; -1 after `close`."""
-        return self._sock.fileno()
-
-    def close(self) -> None:
-        self._sock.close()
+def accepted(listener: socket.socket) -> Iterator[socket.socket]:
+    """Yields all pending connections of this user. Those of others are closed."""
+    with suppress(BlockingIOError):
+        while True:
+            sock, _ = listener.accept()
+            peer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, uid, _ = _CREDENTIALS.unpack(peer)
+            if uid == os.getuid():
+                yield sock
+            else:
+                sock.close()
 
 
 class Connection(PeerConnection):

@@ -20,21 +20,23 @@ from functools import partial
 from torch import Tensor
 
 from meshctl.runtime.devices.backend import DeviceError, DeviceMemory, PeerAccess
-from meshctl.runtime.devices.device_buffers import DeviceBuffers
+from meshctl.runtime.devices.device_buffers import DeviceBuffer, DeviceBuffers
 from meshctl.runtime.transports.buffers.arena import ArenaError, Block, Mapped
-from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, LeaseState
+from meshctl.runtime.transports.buffers.buffer_pool import INLINE_MAX, BufferPool, BufferRef, LeaseState
 from meshctl.runtime.transports.buffers.frames import Frame, bytes_of
 from meshctl.runtime.transports.buffers.mapped_concat import MappedConcat
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.local.blocks import PLACE, PeerBlocks, Use, introduced
 from meshctl.runtime.transports.local.connection import (
+    MAX_FILES,
     Connection,
-    Listener,
     SendQueue,
     TooManyFiles,
+    accepted,
     close_all,
+    listen,
 )
-from meshctl.runtime.transports.local.out_of_band import PLACE, OutOfBand, PeerBlocks, Use, introduced
 from meshctl.runtime.transports.peers import HEAD, Action, Kind, Message, PeerTransport
 from meshctl.runtime.transports.transport import Delivery, Lease
 
@@ -55,8 +57,8 @@ class LocalTransport(PeerTransport[Connection]):
         """`token` is the run's; a connection without it is refused. Tensors of a device travel in its
         `memory` where `access` says that peers can read it."""
         super().__init__(data_plane, token)
-        self._listener = Listener()
-        self.address = f"{os.getpid()} {self._listener.name.hex()}"
+        self._listener = listen()
+        self.address = f"{os.getpid()} {self._listener.getsockname().hex()}"
         self._processes = PeerProcesses(data_plane, self._on_process_ended)
         self.pool = BufferPool(data_plane, self._on_block_dropped)
         if memory and access:
@@ -64,7 +66,6 @@ class LocalTransport(PeerTransport[Connection]):
         self.peer_blocks = PeerBlocks()
         self.mapped_concat = MappedConcat(self._memory_of)
         self.send_queue = SendQueue(self._on_send_error, self._on_thread_error)
-        self.out_of_band = OutOfBand(data_plane, self.pool, self.peer_blocks, self._send, self._release)
         self._is_closed = False
         data_plane.add_file(self._listener.fileno(), self._accept)
 
@@ -77,7 +78,7 @@ class LocalTransport(PeerTransport[Connection]):
 
     # Memory
 
-    def alloc(self, nbytes: int) -> Tensor | None:
+    def alloc(self, nbytes: int) -> Tensor:
         return self.pool.alloc(nbytes)
 
     def accepts(self, to: Sequence[int], is_final: bool, tensor: Tensor) -> bool:
@@ -91,8 +92,9 @@ class LocalTransport(PeerTransport[Connection]):
         is_in_block = any(memory.contains(address, nbytes) for memory in self.peer_blocks.read_only)
         return is_in_block or self.mapped_concat.contains(address)
 
-    def concat(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        return self.mapped_concat.concat(tensors)
+    def concat(self, tensors: list[Tensor]) -> Tensor:
+        whole = self.mapped_concat.concat(tensors)
+        return super().concat(tensors) if whole is None else whole
 
     def lease(self, to: Sequence[int], tag: int, nbytes: int, out_of_band: Sequence[Tensor] = ()) -> Lease:
         return self.pool.lease(to, tag, nbytes, out_of_band)
@@ -113,15 +115,37 @@ class LocalTransport(PeerTransport[Connection]):
     def post(self, to: int, tag: int, lease: Lease, *, write: bool = False) -> None:
         connection = self._connection_to(to)
         state: LeaseState = lease.state
-        if state.out_of_band:
-            self.out_of_band.send(connection, tag, state.out_of_band)
+        self._send_out_of_band(connection, tag, state.out_of_band)
         if state.block:
             place, files = introduced(connection, state.block, 0, len(lease.frame), write)
             self._send(connection, Kind.WRITE if write else Kind.BLOCK, tag, place, files)
         else:
             self._send(connection, Kind.FRAME, tag, bytes_of(lease.frame))
-        if state.out_of_band:
-            self.out_of_band.transfer(to, state.out_of_band)
+        transfers, device = self._data_plane.transfers, self.pool.device
+        on_device = [one.tensor for one in state.out_of_band if isinstance(one, DeviceBuffer)]
+        if on_device and transfers and device and device.needs_transfer(to):
+            transfers.send(to, on_device)
+
+    def _send_out_of_band(
+        self, connection: Connection, tag: int, tensors: Sequence[BufferRef | DeviceBuffer]
+    ) -> None:
+        """Sends one receiver the places of the tensors of a frame, in their order."""
+        refs: list[BufferRef] = []
+        for one in tensors:
+            if isinstance(one, BufferRef):
+                refs.append(one)
+            elif self.pool.device:
+                self._send_refs(connection, tag, refs)
+                refs = []
+                self._send(connection, Kind.DEVICE, tag, self.pool.device.encode(connection.job_rank, one))
+        self._send_refs(connection, tag, refs)
+
+    def _send_refs(self, connection: Connection, tag: int, refs: Sequence[BufferRef]) -> None:
+        for at in range(0, len(refs), MAX_FILES):
+            some = refs[at : at + MAX_FILES]
+            places = [introduced(connection, ref.block, ref.offset, ref.nbytes) for ref in some]
+            files = [file for _, new in places for file in new]
+            self._send(connection, Kind.OUT_OF_BAND, tag, b"".join(place for place, _ in places), files)
 
     def needs_no_lease(self, to: Sequence[int], frame: Frame) -> bool:
         is_small = frame.nbytes <= INLINE_MAX and not frame.out_of_band
@@ -166,7 +190,7 @@ class LocalTransport(PeerTransport[Connection]):
 
     def _accept(self) -> None:
         """Accepts all pending connections, and reads their first messages."""
-        for sock in self._listener.accept():
+        for sock in accepted(self._listener):
             connection = self._new(sock)
             self._watch(connection)
             self._read(connection)
@@ -206,16 +230,30 @@ class LocalTransport(PeerTransport[Connection]):
         self._receive(connection, message.tag, view)
 
     def _receive(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
-        self._data_plane.check_slot(connection.job_rank, tag)
+        self._data_plane.check_tag(tag)
         out_of_band, connection.out_of_band = connection.out_of_band, []
         clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
         self._data_plane.on_message(connection.job_rank, tag, frame, out_of_band, clear_to_send)
 
     def _on_out_of_band(self, connection: Connection, message: Message) -> None:
-        self.out_of_band.on_refs(connection, message)
+        files = [*message.files]
+        for number, size, offset, nbytes in PLACE.iter_unpack(message.data):
+            new = [files.pop(0)] if size and files else []
+            release = partial(self._release, connection, Use.REGISTERED, number, message.tag)
+            view = self.peer_blocks.view(connection.job_rank, (number, size, offset, nbytes), new, release)
+            connection.out_of_band.append(view)
 
     def _on_device(self, connection: Connection, message: Message) -> None:
-        self.out_of_band.on_device(connection, message)
+        if self.pool.device is None:
+            raise ProtocolError(f"kind {message.kind}")
+
+        def release(block: int) -> None:
+            self._release(connection, Use.DEVICE, block)
+
+        tensor = self.pool.device.decode(connection.job_rank, message.data, release)
+        if isinstance(tensor, int) and self._data_plane.transfers is None:
+            raise ProtocolError("a transfer, where there are none")
+        connection.out_of_band.append(tensor)
 
     def _on_drop(self, connection: Connection, message: Message) -> None:
         peer, device = connection.job_rank, self.pool.device

@@ -27,7 +27,7 @@ from torch import Tensor
 from meshctl.network.addresses import listen
 from meshctl.runtime.devices.backend import DeviceMemory
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
-from meshctl.runtime.transports.buffers.frames import MAX_OUT_OF_BAND, Frame, tensor_of
+from meshctl.runtime.transports.buffers.frames import Frame, tensor_of
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ProtocolError
 from meshctl.runtime.transports.peers import GENERATION, HEAD, Action, Kind, Message, PeerTransport
@@ -105,10 +105,8 @@ class TcpTransport(PeerTransport[Connection]):
         if kind == Kind.FRAME:
             if not 0 <= nbytes <= _MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {nbytes} bytes in tag {tag}")
-            self._data_plane.check_slot(connection.job_rank, tag)
+            self._data_plane.check_tag(tag)
             return self._allocator.take((connection.job_rank, tag), nbytes)
-        if kind == Kind.OUT_OF_BAND and len(connection.out_of_band_sizes) >= MAX_OUT_OF_BAND:
-            raise ProtocolError(f"more than {MAX_OUT_OF_BAND} tensors beside a frame")
         sizes = {Kind.HELLO: GENERATION.size + len(self._token), Kind.OUT_OF_BAND: _SIZE.size}
         if nbytes != sizes.get(Kind(kind), 0):
             raise ProtocolError(f"kind {kind} with {nbytes} bytes")
