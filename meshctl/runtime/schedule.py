@@ -31,11 +31,6 @@ class Schedule:
             block.name: frozenset(stage.name for stage in plan.stages if stage.block == block.name)
             for block in plan.blocks
         }
-        intervals = {stage.every for stage in plan.stages}
-        if plan.run.checkpoint and plan.run.checkpoint.every:
-            intervals.add(plan.run.checkpoint.every)
-        self._intervals = sorted(intervals - {1})
-        self._known: dict[tuple[object, ...], ScheduledStep] = {}
 
     def at(
         self, step: int, announced: int, *, is_open_ended: bool, replayed: Set[str], is_cut: bool = False
@@ -43,24 +38,17 @@ class Schedule:
         """Returns what runs in a step. `announced` is the run's last step as far as it is known; with
         `is_open_ended`, a stream may end the run earlier. `replayed` are the sources whose values are
         replayed. `is_cut` is whether a checkpoint was requested after the step."""
-        divides = tuple([step % interval == 0 for interval in self._intervals]) if self._intervals else ()
-        key: tuple[object, ...] = (divides, step == 1, step == announced, is_open_ended, is_cut)
-        if replayed:
-            key = (*key, *replayed)
-        found = self._known.get(key)
-        if found is None:
-            is_last = step == announced
-            every = self._checkpoint.every if self._checkpoint else 0
-            is_due = is_last or is_cut or (every > 0 and step % every == 0)
-            is_saved = self._checkpoint is not None and is_due
-            due = {"start": step == 1, "end": is_last and not is_open_ended, "checkpoint": is_saved}
-            running = set(replayed)
-            for stage, inputs in self._stages:
-                runs = due[stage.when] if stage.when else step % stage.every == 0
-                if runs and running.issuperset(inputs):
-                    running.add(stage.name)
-            found = self._known[key] = ScheduledStep(frozenset(running), is_saved)
-        return found
+        is_last = step == announced
+        every = self._checkpoint.every if self._checkpoint else 0
+        is_due = is_last or is_cut or (every > 0 and step % every == 0)
+        is_saved = self._checkpoint is not None and is_due
+        due = {"start": step == 1, "end": is_last and not is_open_ended, "checkpoint": is_saved}
+        running = set(replayed)
+        for stage, inputs in self._stages:
+            runs = due[stage.when] if stage.when else step % stage.every == 0
+            if runs and running.issuperset(inputs):
+                running.add(stage.name)
+        return ScheduledStep(frozenset(running), is_saved)
 
     def together(self, stage: Stage) -> frozenset[str]:
         """Returns the stages of the block that a stage belongs to; none if it belongs to none."""

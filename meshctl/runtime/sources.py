@@ -37,11 +37,16 @@ class Sources:
         """Continues after a later step than the one of `begin`, in which the sources of this worker have
         produced all of their samples before."""
         for stage in self._plan.sources:
-            calls = step // stage.every - self._start // stage.every
+            planned = self._planned(stage, step)
             if stage.when:
                 calls = int(stage.when == "start" and self._start < 1 <= step)
-            given = self._given_at_start[stage.name] + calls * stage.samples
-            self._given[stage.name] = min(given, self._bound(stage))
+                planned = self._given_at_start[stage.name] + calls * stage.samples
+            self._given[stage.name] = min(planned, self._bound(stage))
+
+    def _planned(self, stage: Stage, step: int) -> int:
+        """Returns how many samples a source has produced by the end of a step, if its data suffice."""
+        calls = step // stage.every - self._start // stage.every
+        return self._given_at_start[stage.name] + calls * stage.samples
 
     def _count(self, stage: Stage) -> int | None:
         length = getattr(self._components[stage.component], "__len__", None)
@@ -100,7 +105,5 @@ class Sources:
         given = {name: self._given[name] for name in self.totals}
         for stage in self._plan.sources:
             if stage.name in given and not stage.when:
-                calls = step // stage.every - self._start // stage.every
-                planned = self._given_at_start[stage.name] + calls * stage.samples
-                given[stage.name] = min(given[stage.name], planned)
+                given[stage.name] = min(given[stage.name], self._planned(stage, step))
         return given

@@ -31,7 +31,6 @@ from meshctl.network.control_store import CONNECT_S, Store, StoreClient, StoreLo
 from meshctl.plan.model import Group, Plan
 from meshctl.plan.views.distances import is_direct
 from meshctl.run.shutdown import PREFIX, has_left
-from meshctl.runtime.checks import first_tag
 from meshctl.runtime.collectives.collective import RUNNING
 from meshctl.runtime.devices.backend import (
     CHOICE,
@@ -197,7 +196,6 @@ class Handshake:
         return Context(
             self.job_rank,
             slots={number * TAGS_PER_ROUTE: route.slots for number, route in enumerate(plan.routes)},
-            tag_count=first_tag(plan) + len(plan.stages),
             name_of=partial(_name, plan),
             route_of=lambda tag: (
                 plan.routes[number % len(plan.routes)].name

@@ -272,10 +272,10 @@ def files_open() -> Counter[str]:
 
 @contextmanager
 def connected_impostor(
-    tags: int = 100, route_of: Callable[[int], str] = lambda tag: "", kind: str = "local"
+    route_of: Callable[[int], str] = lambda tag: "", kind: str = "local"
 ) -> Iterator[tuple[DataPlane, Impostor]]:
     """Returns a data plane of this process, and its peer, which is job rank 1."""
-    transport = DataPlane(Context(0, {TAG: SLOTS}, tag_count=tags, route_of=route_of))
+    transport = DataPlane(Context(0, {TAG: SLOTS}, route_of=route_of))
     way: Any = KINDS[kind](transport, "token")
     way.connect({0: way.address, 1: f"{os.getpid()} "})
     impostor = Impostor(way.address)

@@ -36,7 +36,7 @@ from meshctl.runtime.routes.end import END, Received, RouteContext, RouteSide
 from meshctl.runtime.routes.joins import join
 from meshctl.runtime.routes.step import StepHeader
 from meshctl.runtime.transports.buffers.frames import FrameError, bytes_of, pack, ragged, tensor_of, unpack
-from meshctl.runtime.transports.buffers.memcpy import as_plain
+from meshctl.runtime.transports.buffers.memcpy import is_plain
 from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Route
@@ -139,8 +139,10 @@ def _tensors(value: Any, weight: float) -> dict[str, Tensor]:
     else:
         rest["value"] = value
     found["rest"] = tensor_of(pack(rest))
-    flat = {name: as_plain(tensor) for name, tensor in found.items()}
-    return dict(sorted(flat.items(), key=lambda item: -item[1].itemsize))
+    for name, tensor in found.items():
+        if not is_plain(tensor):
+            found[name] = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+    return dict(sorted(found.items(), key=lambda item: -item[1].itemsize))
 
 
 # Reading

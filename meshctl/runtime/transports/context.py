@@ -29,8 +29,6 @@ class Context:
     job_rank: int
     slots: Mapping[int, int] = field(default_factory=dict)
     """Tag -> how many frames may be in flight between two job ranks; `SLOTS` where a tag is missing."""
-    tag_count: int = UNBOUNDED
-    """Valid tags are 0 to `tag_count` - 1."""
     name_of: Callable[[int], str] = "job rank {}".format
     """Job rank -> its name in messages."""
     route_of: Callable[[int], str] = lambda tag: ""

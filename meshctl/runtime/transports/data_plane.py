@@ -47,7 +47,7 @@ from meshctl.runtime.trace import Tracer
 from meshctl.runtime.transports.buffers.frames import Frame, FrameError, tensor_of
 from meshctl.runtime.transports.buffers.memcpy import copy
 from meshctl.runtime.transports.context import SLOTS, Context
-from meshctl.runtime.transports.errors import PeerLost, ProtocolError
+from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.progress import Poller
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport
 from meshctl.runtime.transports.turn import DataPlaneLock
@@ -257,11 +257,6 @@ class DataPlane:
         return self._inbox.setdefault((source, tag), deque())
 
     # Called by transports
-
-    def check_tag(self, tag: int) -> None:
-        """Raises `ProtocolError` if a frame of this tag cannot be meant."""
-        if not 0 <= tag < self.context.tag_count:
-            raise ProtocolError(f"a frame in the unknown tag {tag}")
 
     def on_message(
         self,

@@ -46,15 +46,6 @@ def error_of(plane: DataPlane, tag: int = BACK + 1) -> str:
     return str(lost.value)
 
 
-@both
-def test_a_peer_that_sends_in_unknown_tags_is_named(kind: str) -> None:
-    with connected_impostor(tags=BACK, kind=kind) as (plane, impostor):
-        impostor.frame(BACK - 1, b"x")
-        assert bytes(tensor_of(plane.receive(1, BACK - 1).frame).tolist()) == b"x"
-        impostor.frame(BACK, b"x")
-        assert "unknown tag 6" in error_of(plane)
-
-
 STRANGE = {
     "another token": hello(1, "tokem"),
     "a longer token": hello(1, "token2"),
@@ -110,7 +101,6 @@ HOSTILE = {
     "kind 0 with 9 bytes": hello(1),
     f"a frame of -1 bytes in tag {TAG}": HEAD.pack(Kind.FRAME, 0, TAG, -1),
     f"a frame of {1 << 60} bytes in tag {TAG}": HEAD.pack(Kind.FRAME, 0, TAG, 1 << 60),
-    "a frame in the unknown tag -4": HEAD.pack(Kind.FRAME, 0, -4, 8),
 }
 
 

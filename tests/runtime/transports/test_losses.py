@@ -28,7 +28,8 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import PeerLost
 from meshctl.runtime.transports.local.transport import LocalTransport
 from meshctl.runtime.transports.peers import Kind
-from meshctl.runtime.transports.tcp import sockets
+from meshctl.runtime.transports.tcp import connection
+from meshctl.runtime.transports.tcp import transport as tcp_transport
 from meshctl.runtime.transports.tcp.transport import TcpTransport
 from meshctl.topology.mesh import DeviceMesh
 from meshctl.topology.modes import Dispatch, Route
@@ -105,7 +106,7 @@ def test_a_peer_that_died_before_the_handshake_is_named() -> None:
 
 @both
 def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(kind: str) -> None:
-    """The message belongs to the step in which a stream has ended."""
+    """The message belongs to the step in which a stream has ended. The store knows that the rank has left."""
 
     def leaver(worker: Worker) -> bool:
         worker.transport.send(1, TAG, Frame("heard"))
@@ -121,7 +122,7 @@ def test_a_job_rank_may_send_its_first_message_while_the_other_leaves(kind: str)
         worker.transport.close()
         return True
 
-    with World(leaver, sender, kind=kind) as world:
+    with World(leaver, sender, has_left=lambda job_rank: True, kind=kind) as world:
         assert world.receive(1) == "heard"
         world.notify(0)
         assert world.is_silent(0, 0.2)
@@ -526,7 +527,8 @@ def test_the_address_is_that_of_the_way_to_the_head_and_a_peer_that_cannot_be_re
 
 def test_a_stopped_consumer_between_nodes_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel still answers. The limit for a hang is decided elsewhere."""
-    monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
+    for module in (connection, tcp_transport):
+        monkeypatch.setattr(module, "SILENCE_S", 1.0)
     plane = DataPlane(Context(0))
     way = TcpTransport(plane, "token")
     with socket.create_server(("127.0.0.1", 0)) as listener:

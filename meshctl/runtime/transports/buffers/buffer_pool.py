@@ -70,13 +70,6 @@ class LeaseState:
     out_of_band: tuple[BufferRef | DeviceBuffer, ...] = ()
 
 
-@dataclass(frozen=True)
-class RegisteredBuffer:
-    """The use (of `Arena.take`) of the blocks that endpoints write to."""
-
-    nbytes: int
-
-
 class BufferPool:
     def __init__(self, data_plane: DataPlane, drop: Callable[[Block], None]) -> None:
         """`drop` tells peers that a block is not used any more."""
@@ -97,7 +90,7 @@ class BufferPool:
         # a power of 2, so that there are few uses; pages that nobody touches take no memory
         size = 1 << (nbytes - 1).bit_length()
         try:
-            block = self.arena.take(RegisteredBuffer(size), size, [self._job_rank])
+            block = self.arena.take(("registered", size), size, [self._job_rank])
         except ArenaError:
             return torch.empty(nbytes, dtype=torch.uint8)
         self.registered[block.memory.address] = block

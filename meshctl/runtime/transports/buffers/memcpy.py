@@ -28,13 +28,6 @@ def is_plain(tensor: Tensor) -> bool:
     return bool(tensor.data_ptr()) or not tensor.numel()
 
 
-def as_plain(tensor: Tensor) -> Tensor:
-    """Returns the tensor if it is plain, else a copy in host memory that is."""
-    if is_plain(tensor):
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
-
-
 def copy(into: Tensor, tensor: Tensor) -> None:
     """Fills a tensor with another of the same shape."""
     are_alike = into.dtype == tensor.dtype and into.shape == tensor.shape

@@ -230,7 +230,6 @@ class LocalTransport(PeerTransport[Connection]):
         self._receive(connection, message.tag, view)
 
     def _receive(self, connection: Connection, tag: int, frame: Tensor | bytes) -> None:
-        self._data_plane.check_tag(tag)
         out_of_band, connection.out_of_band = connection.out_of_band, []
         clear_to_send = partial(self._send, connection, Kind.CLEAR_TO_SEND)
         self._data_plane.on_message(connection.job_rank, tag, frame, out_of_band, clear_to_send)

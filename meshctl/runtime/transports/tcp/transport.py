@@ -32,8 +32,17 @@ from meshctl.runtime.transports.data_plane import DataPlane
 from meshctl.runtime.transports.errors import ProtocolError
 from meshctl.runtime.transports.peers import GENERATION, HEAD, Action, Kind, Message, PeerTransport
 from meshctl.runtime.transports.progress import ProgressThread
-from meshctl.runtime.transports.tcp import sockets
-from meshctl.runtime.transports.tcp.connection import Backlog, Connection, memoryview_of
+from meshctl.runtime.transports.tcp.connection import (
+    SILENCE_S,
+    Backlog,
+    Connection,
+    connected,
+    is_silent,
+    keep_in_cache,
+    memoryview_of,
+    prepare,
+    silence,
+)
 from meshctl.runtime.transports.transport import Lease
 
 MAX_STRANGERS = 256
@@ -69,7 +78,7 @@ class TcpTransport(PeerTransport[Connection]):
         self._allocator = CachingAllocator()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.sender = ProgressThread("tcp-send", select.EPOLLOUT, self._on_thread_error)
-        timer = self._check_silence, sockets.SILENCE_S / 4
+        timer = self._check_silence, SILENCE_S / 4
         self.receiver = ProgressThread("tcp-receive", select.EPOLLIN, self._on_thread_error, *timer)
 
     def connect(self, addresses: Mapping[int, str]) -> None:
@@ -105,7 +114,6 @@ class TcpTransport(PeerTransport[Connection]):
         if kind == Kind.FRAME:
             if not 0 <= nbytes <= _MAX_FRAME_BYTES:
                 raise ProtocolError(f"a frame of {nbytes} bytes in tag {tag}")
-            self._data_plane.check_tag(tag)
             return self._allocator.take((connection.job_rank, tag), nbytes)
         sizes = {Kind.HELLO: GENERATION.size + len(self._token), Kind.OUT_OF_BAND: _SIZE.size}
         if nbytes != sizes.get(Kind(kind), 0):
@@ -156,8 +164,8 @@ class TcpTransport(PeerTransport[Connection]):
 
     def _dial(self, address: str) -> socket.socket:
         host, port = address.split()
-        sock = sockets.connected(host, int(port))
-        sockets.keep_in_cache(sock)
+        sock = connected(host, int(port))
+        keep_in_cache(sock)
         return sock
 
     def _unreachable(self, address: str, error: OSError) -> str:
@@ -174,7 +182,7 @@ class TcpTransport(PeerTransport[Connection]):
     def _accept(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
             sock, _ = self._listener.accept()
-            sockets.prepare(sock)
+            prepare(sock)
             connection = self._new(sock)
             self._strangers[connection] = None
             self._watch(connection)
@@ -186,7 +194,7 @@ class TcpTransport(PeerTransport[Connection]):
             for message in connection.read(self._scratch):
                 self.dispatch(connection, message)
         except TimeoutError:
-            self._on_end(connection, sockets.silence())
+            self._on_end(connection, silence())
         except (EOFError, OSError):
             self._on_end(connection)
         except (ProtocolError, MemoryError) as error:
@@ -232,8 +240,8 @@ class TcpTransport(PeerTransport[Connection]):
         """Ends connections to nodes that vanished while something was in flight to them. The kernel itself
         probes idle connections."""
         for connection in self._connections:
-            if not connection.has_left and sockets.is_silent(connection.sock):
-                self._on_end(connection, sockets.silence())
+            if not connection.has_left and is_silent(connection.sock):
+                self._on_end(connection, silence())
 
     @property
     def is_sending(self) -> bool:
