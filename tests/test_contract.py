@@ -22,24 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract import observed
 from tests.contract.answers import answers_of
-from tests.contract.interfaces import keywords, public_bases, public_members, public_names, variables
 from tests.contract.launches import json_lines, old_runs, runs_of
-from tests.contract.observed import (
-    Found,
-    choices,
-    codes,
-    commands,
-    events,
-    exit_codes,
-    json_keys,
-    lines,
-    metrics,
-    process_titles,
-    recipe_keys,
-    recipe_words,
-    run_directory,
-)
+from tests.contract.observed import Found, codes
 from tests.contract.pinned import CONTRACT, CONTRACT_FILE, DATA, MISTAKES, Json, extended, missing
 from tests.paths import ROOT
 
@@ -49,23 +35,23 @@ OF_RESUMES = {f"MC72{number}" for number in range(6)}
 tests/runtime/test_resume.py has, since it needs state of several ranks."""
 
 SECTIONS: dict[str, Callable[[Found], Json]] = {
-    "choices": choices,
-    "codes": codes,
-    "commands": commands,
-    "events": events,
-    "exit codes": exit_codes,
-    "json": json_keys,
-    "keywords": keywords,
-    "lines": lines,
-    "metrics": metrics,
-    "process titles": process_titles,
-    "public bases": public_bases,
-    "public members": public_members,
-    "public names": public_names,
-    "recipe keys": recipe_keys,
-    "recipe words": recipe_words,
-    "run directory": run_directory,
-    "variables": variables,
+    "choices": observed.choices,
+    "codes": observed.codes,
+    "commands": observed.commands,
+    "events": observed.events,
+    "exit codes": observed.exit_codes,
+    "json": observed.json_keys,
+    "keywords": observed.keywords,
+    "lines": observed.lines,
+    "metrics": observed.metrics,
+    "process titles": observed.process_titles,
+    "public bases": observed.public_bases,
+    "public members": observed.public_members,
+    "public names": observed.public_names,
+    "recipe keys": observed.recipe_keys,
+    "recipe words": observed.recipe_words,
+    "run directory": observed.run_directory,
+    "variables": observed.variables,
 }
 
 

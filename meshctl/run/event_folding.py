@@ -13,12 +13,10 @@ twice.
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import (
@@ -28,11 +26,11 @@ from meshctl.run.events import (
     Follower,
     delete_folded,
     event_files,
+    events_of,
     folded_name,
-    parsed,
+    line_of,
 )
 from meshctl.run.metrics import last_row
-from meshctl.run.reading import lines_of
 
 POLL_S = 1.0
 """Seconds between two searches for segments."""
@@ -45,10 +43,7 @@ MAX_MEMORY = 200
 """Maximum number of kept events about memory. Beyond it, every second one is left out."""
 MAX_OTHERS = 2000
 """Maximum number of other events that are kept, the newest ones."""
-_STEP, _MEMORY, _READY = b'{"name":"step"', b'{"name":"memory"', b'{"name":"ready"'
-_FOLDED = (_STEP, b'{"name":"steps"')
-_LEFT_OUT = (b'{"name":"metric"', b'{"name":"saved"', b'{"name":"saving"')
-_TIME = re.compile(rb'"time":([0-9.]+)}\s*$')
+LEFT_OUT = ("metric", "saved", "saving")
 
 
 class EventFolding:
@@ -78,10 +73,10 @@ class EventFolding:
         """Replaces the folded file of a process and a segment by another folded file, unless the last row of
         the metrics is of an earlier step than the segment's last one."""
         folder, row = self._run.events, last_row(self._run.metrics)
-        lines, last = folded(lines_of(folder / old.name) if old else (), lines_of(folder / segment.name))
+        events, last = folded(events_of(folder / old.name) if old else (), events_of(folder / segment.name))
         if row is None or last > row["step"]:
             return False
-        write_whole(folder / folded_name(who, segment.number), b"".join(lines))
+        write_whole(folder / folded_name(who, segment.number), b"".join(map(line_of, events)))
         delete_folded(folder, who, segment.number)
         return True
 
@@ -117,37 +112,28 @@ class StepSums:
         return replace(self.newest, name="steps", value=value)
 
 
-def folded(old: Iterable[bytes], new: Iterable[bytes]) -> tuple[list[bytes], int]:
-    """Returns the lines of a folded file in the order of time, from the lines of the one before it and those
-    of a segment, and the last step of the segment; -1 without one."""
-    sums, memory, others = list[Event](), list[bytes](), list[bytes]()
-    last, is_first = -1, False
-    for line in old:
-        if line.startswith(_FOLDED[1]) and (event := parsed(line)):
-            sums.append(event)
+def folded(old: Iterable[Event], new: Iterable[Event]) -> tuple[list[Event], int]:
+    """Returns the events of a folded file in the order of time, from those of the one before it and those of
+    a segment, and the last step of the segment; -1 without one."""
+    others, current, last, is_first = list(old), StepSums(), -1, False
+    sums = [event for event in others if event.name == "steps"]
+    for event in new:
+        if event.name not in ("step", "steps") or is_first:
+            others += [event] if event.name not in LEFT_OUT else []
         else:
-            (memory if line.startswith(_MEMORY) else others).append(line)
-    current = StepSums()
-    for line in new:
-        if line.startswith(_FOLDED) and (event := parsed(line)):
-            if is_first:
-                others.append(line)
-            else:
-                runs_again = (event.step or 0) <= (current.newest.step or 0)
-                if current.count and (runs_again or current.count >= SUM_STEPS):
-                    sums.append(current.event())
-                    current = StepSums()
-                current.add(event)
+            runs_again = (event.step or 0) <= (current.newest.step or 0)
+            if current.count and (runs_again or current.count >= SUM_STEPS):
+                sums.append(current.event())
+                current = StepSums()
+            current.add(event)
+        if event.name in ("step", "steps"):
             last, is_first = max(last, event.step or 0), False
-        elif line.startswith(_MEMORY):
-            memory.append(line)
-        elif not line.startswith(_LEFT_OUT):
-            others.append(line)
-            is_first = is_first or line.startswith(_READY)
+        is_first = is_first or event.name == "ready"
     sums += [current.event()] if current.count else []
-    texts = [json.dumps(asdict(one), separators=(",", ":")).encode() + b"\n" for one in _thinned(sums)]
-    kept = memory[::-2][::-1] if len(memory) > MAX_MEMORY else memory
-    return sorted([*others[-MAX_OTHERS:], *kept, *texts], key=_time_of), last
+    memory = [event for event in others if event.name == "memory"]
+    kept = memory[::-2] if len(memory) > MAX_MEMORY else memory
+    others = [event for event in others if event.name not in ("memory", "steps")][-MAX_OTHERS:]
+    return sorted([*others, *kept, *_thinned(sums)], key=lambda event: event.time), last
 
 
 def _thinned(sums: Sequence[Event]) -> Sequence[Event]:
@@ -158,8 +144,3 @@ def _thinned(sums: Sequence[Event]) -> Sequence[Event]:
             pairs[place // 2].add(event)
         sums = [pair.event() for pair in pairs]
     return sums
-
-
-def _time_of(line: bytes) -> float:
-    found = _TIME.search(line)
-    return float(found[1]) if found else 0.0

@@ -183,7 +183,7 @@ class Journal:
     ) -> None:
         """Appends an `Event`."""
         who = self._rank if rank is None else rank
-        self._append(_line(Event(name, self._group, who, step, stage, value, clock.now())))
+        self._append(line_of(Event(name, self._group, who, step, stage, value, clock.now())))
 
     def write_metrics(self, report: StepReport) -> None:
         """Appends the metrics of a step."""
@@ -200,9 +200,9 @@ class Journal:
         lines = list[bytes]()
         for metric in report.metrics:
             value = {key: metric[key] for key in ("values", "weight", "collect")}
-            lines.append(_line(Event("metric", self._group, self._rank, step, metric["stage"], value, now)))
+            lines.append(line_of(Event("metric", self._group, self._rank, step, metric["stage"], value, now)))
         step_event = Event("step", self._group, self._rank, step, "", report.value, now)
-        self._append(b"".join([*lines, _line(step_event)]))
+        self._append(b"".join([*lines, line_of(step_event)]))
 
     def _append(self, text: bytes) -> None:
         """Appends whole lines. What a full disk does not take is written with a later event. Raises `OSError`
@@ -245,7 +245,7 @@ class Journal:
         os.close(self._file)
 
 
-def _line(event: Event) -> bytes:
+def line_of(event: Event) -> bytes:
     return (_LINE.encode(vars(event)) + "\n").encode()
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import meshctl
-from tests.cli.small_launch import PATIENT, rows, run_of, steps, wait_for_processes
-from tests.command_server import Started
+from tests.cli.small_launch import rows, run_of, wait_for_processes
 from tests.environments import OURS, environment, site_packages
 from tests.log_text import own_lines
 from tests.paths import ROOT
@@ -146,17 +143,6 @@ def test_a_worker_that_dies_in_the_other_interpreter_is_the_cause(folder: Path) 
     assert done.returncode == 5
     first, *_ = own_lines(done.stderr)
     assert first.startswith("error: rollout:1 failed: killed by SIGABRT after step 1"), done.stderr
-    wait_for_processes(folder)
-
-
-@pytest.mark.slow_suite
-def test_ctrl_c_ends_the_other_interpreter_too(folder: Path) -> None:
-    words = ("components.sampler.args.mood=slow", PATIENT, "run.steps=100000")
-    run = Started(folder, "launch", "recipe.yaml", *words)
-    run.until("step 1")
-    os.killpg(run.pid, signal.SIGINT)
-    code, output = run.end()
-    assert (code, own_lines(output)) == (130, []) and steps(run_of(folder))
     wait_for_processes(folder)
 
 

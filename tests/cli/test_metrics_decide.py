@@ -19,15 +19,6 @@ class Sized(Maker):
     def __len__(self) -> int:
         return 4_000_000
 
-class Held(Maker):
-    def __len__(self) -> int:
-        return 3
-
-class Examiner(Component):
-    @endpoint(collect="mean")
-    def grade(self, batch: Batch) -> dict[str, float]:
-        return {"loss": float(batch["x"].mean()), "samples": float(len(batch))}  # NaN without samples
-
 class Judge(Component):
     def __init__(self, losses: list) -> None:
         self.losses = losses
@@ -135,30 +126,3 @@ def test_a_metric_that_no_longer_improves_ends_the_run_in_order(deciding: Path) 
     again = meshctl(deciding, "launch", str(run))
     assert again.returncode == 0
     assert again.stdout == f"{run}: the run is complete: {reason} (`run.stop=false` goes on)\n"
-
-
-BLOCK = """
-defaults: [deciding, _self_]
-components:
-  held: {_target_: deciding.Held, group: one}
-  examiner: {_target_: deciding.Examiner, group: two}
-pipeline:
-  exam:
-    every: 2
-    repeat: {until: questions}
-    stages:
-      questions: {call: held.next, samples: 2}
-      grades: {call: examiner.grade, in: questions}
-run: {stop: {on: exam.grades.loss, patience: 2}}
-"""
-
-
-def test_an_evaluation_that_repeats_decides_by_its_mean(deciding: Path) -> None:
-    """Its last batch is empty on one rank, whose NaN counts for nothing."""
-    (deciding / "block.yaml").write_text(BLOCK)
-    done = meshctl(deciding, "launch", "block.yaml", "name=small", "components.judge.args.losses=['3']")
-    assert done.returncode == 0, done.stderr
-    reason = "`exam.grades.loss` has not improved in 2 values, up to step 6: its best value is 1, in step 2"
-    assert f"stopping: {reason}" in done.stdout.splitlines()
-    found = rows(run_of(deciding))[:6]
-    assert [row["exam.grades.loss"] for row in found if row["step"] % 2 == 0] == [1.0] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from meshctl.run import event_folding
 from meshctl.run import events as events_module
 from meshctl.run.directory import RunDir
 from meshctl.run.event_folding import MAX_MEMORY, MAX_SUMS, EventFolding, StepSums, folded
-from meshctl.run.events import Event, Follower, Journal, StepReport, event_files, parsed
+from meshctl.run.events import Event, Follower, Journal, StepReport, event_files
 from meshctl.run.metrics import as_json
 
 STEPS = 40
@@ -163,18 +162,16 @@ def test_a_kill_while_events_are_folded_loses_nothing(
     assert {name for name in run.names if not name.startswith(".")} == {file.name for file in files}
 
 
-def lines_of(steps: range) -> list[bytes]:
+def events_in(steps: range) -> list[Event]:
     value = {"seconds": 0.5, "stages": {"loss": 0.25}, "waits": {}, "routes": {"a -> b": 10}}
-    events = (Event("step", "train", 0, step, value=value, time=float(step)) for step in steps)
-    return [json.dumps(vars(event), separators=(",", ":")).encode() + b"\n" for event in events]
+    return [Event("step", "train", 0, step, value=value, time=float(step)) for step in steps]
 
 
 def test_sums_of_a_long_run_are_a_bounded_history() -> None:
-    lines, steps = list[bytes](), 30_000
+    events, steps = list[Event](), 30_000
     for begin in range(1, steps, 10_000):
-        lines, last = folded(lines, lines_of(range(begin, begin + 10_000)))
+        events, last = folded(events, events_in(range(begin, begin + 10_000)))
         assert last == begin + 9999
-    events = [event for event in map(parsed, lines) if event]
     assert MAX_SUMS / 4 < len(events) <= MAX_SUMS
     assert [event.value["first"] for event in events[1:]] == [(event.step or 0) + 1 for event in events[:-1]]
     whole = StepSums()
@@ -185,8 +182,9 @@ def test_sums_of_a_long_run_are_a_bounded_history() -> None:
 
 
 def test_events_about_memory_are_thinned_and_others_stay() -> None:
-    lines = [b'{"name":"phase","value":{},"time":0.5}\n']
+    events = [Event("phase", time=0.5)]
     for begin in range(0, 5000, 100):
-        memory = [b'{"name":"memory","value":{},"time":%d.0}\n' % time for time in range(begin, begin + 100)]
-        lines, _ = folded(lines, memory)
-    assert len(lines) <= MAX_MEMORY + 1 and b"4999.0" in lines[-1] and any(b"phase" in one for one in lines)
+        events, _ = folded(events, [Event("memory", time=time) for time in range(begin, begin + 100)])
+    assert (
+        len(events) <= MAX_MEMORY + 1 and events[-1].time == 4999 and "phase" in {one.name for one in events}
+    )
