@@ -150,30 +150,27 @@ def _least_nodes(groups: Groups, kind: str, each: int, on: Mapping[str, NodeRang
     many numbers were to be tried, it is the one for which the groups receive the next free devices."""
     usual = Demand(groups, kind, ((UNLIMITED, each),), on)
     most = -(-end_of(usual.allocated()) // each)
-    for nodes in range(
-        max(least, -(-sum(group.devices for group in usual.counted) // each)), min(most, least + MAX_STEPS)
-    ):
-        demand = Demand(groups, kind, ((nodes, each),), on)
-        if demand.is_met(demand.allocated()):
-            return nodes
-    return most
+    least = max(least, -(-sum(group.devices for group in usual.counted) // each))
+    counts = range(least, min(most, least + MAX_STEPS))
+    return next((nodes for nodes in counts if _holds(groups, kind, nodes, each, on)), most)
 
 
 def least_per_node(groups: Groups, kind: str, nodes: int, on: Mapping[str, NodeRanges] = {}) -> int:
     """Returns the least number of devices of a type per node for which all groups fit. If too many numbers
     were to be tried, it is a larger one."""
-
-    def holds(each: int) -> bool:
-        demand = Demand(groups, kind, ((nodes, each),), on)
-        return demand.is_met(demand.allocated())
-
     total = end_of(Demand(groups, kind, ((1, UNLIMITED),), {}).allocated())
     per_worker = [group.gpus_per_worker for group in groups.values() if group.device_type == kind]
     least = max([-(-total // nodes), *per_worker])
-    each = next((each for each in range(least, least + MAX_STEPS) if holds(each)), 2 * least)
-    while not holds(each):
+    sizes = range(least, least + MAX_STEPS)
+    each = next((each for each in sizes if _holds(groups, kind, nodes, each, on)), 2 * least)
+    while not _holds(groups, kind, nodes, each, on):
         each *= 2
     return each
+
+
+def _holds(groups: Groups, kind: str, nodes: int, each: int, on: Mapping[str, NodeRanges]) -> bool:
+    demand = Demand(groups, kind, ((nodes, each),), on)
+    return demand.is_met(demand.allocated())
 
 
 @dataclass(frozen=True)
