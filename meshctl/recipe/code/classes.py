@@ -195,7 +195,7 @@ class Code(Sources):
         functions = {
             name: (owner, item) for name, (owner, item) in members.items() if isinstance(item, FUNCTIONS)
         }
-        metrics = {name: _metrics(item) for name, (_, item) in functions.items()}
+        texts = {name: _body(item) for name, (_, item) in functions.items()}
         abstract = [name for name, (_, item) in functions.items() if _is_abstract(item)]
         is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
         is_constructor_known = not unknown or "__init__" in functions
@@ -203,14 +203,14 @@ class Code(Sources):
             target=target,
             file=str(module.file),
             is_component=is_component,
-            endpoints=self._endpoints(functions, metrics),
+            endpoints=self._endpoints(functions, texts),
             methods=frozenset(members) | ({"setup", "close"} if is_component else set()),
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
             abstract_methods=tuple(abstract) if "abc.ABC" in ends else (),
             assigned_members=frozenset(members) - frozenset(functions),
-            logs=any(one.may_log for one in metrics.values()),
-            trains=_training(functions),
+            logs=any(one.may_log for one in texts.values()),
+            trains=_training(texts),
             foreign_base=libraries[0].removeprefix("builtins.") if libraries else "",
             declares=_declared(classes, members, functions),
             hidden_values=_hidden_values(functions),
@@ -242,13 +242,13 @@ class Code(Sources):
                 yield absolute
 
     def _endpoints(
-        self, functions: Mapping[str, tuple[Module, Function]], metrics: Mapping[str, _Metrics]
+        self, functions: Mapping[str, tuple[Module, Function]], bodies: Mapping[str, _Body]
     ) -> dict[str, Endpoint]:
         """Returns the endpoints among the methods of a class. Each has the metrics that it returns, and those
         that any of the methods logs."""
-        logged = tuple(dict.fromkeys(key for one in metrics.values() for key in one.logged))
+        logged = tuple(dict.fromkeys(key for one in bodies.values() for key in one.logged))
         read = {
-            name: self._endpoint(*function, (*metrics[name].returned, *logged))
+            name: self._endpoint(*function, (*bodies[name].returned, *logged))
             for name, function in functions.items()
         }
         return {name: endpoint for name, endpoint in read.items() if endpoint}
@@ -351,51 +351,42 @@ def _hidden_values(functions: Mapping[str, tuple[Module, Function]]) -> frozense
     return frozenset(name for name in hidden if f"self.{name}" in names)
 
 
-def _training(functions: Mapping[str, tuple[Module, Function]]) -> frozenset[str]:
-    """Returns the methods that call `backward` of anything, or a method of `self` that does."""
-    used = {name: _attributes(item) for name, (_, item) in functions.items()}
-    found = {name for name, each in used.items() if "backward" in {attribute for attribute, _ in each}}
-    while more := {name for name in used if used[name] & {(one, f"self.{one}") for one in found}} - found:
-        found |= more
-    return frozenset(found)
+class _Body(NamedTuple):
+    """What the text of a method tells of its metrics and of its training."""
 
-
-@lru_cache(maxsize=MAX_METHODS)
-def _attributes(method: Function) -> frozenset[tuple[str, str | None]]:
-    return frozenset(
-        (one.attr, dotted_name(one)) for one in ast.walk(method) if isinstance(one, ast.Attribute)
-    )
-
-
-# Metrics
-
-
-class _Metrics(NamedTuple):
     returned: tuple[str, ...]
     """The literal keys of the mappings that it returns."""
     logged: tuple[str, ...]
     """The literal keys of the mappings that it passes to `self.log`."""
     may_log: bool
     """True if it mentions an attribute `log`, or hands its component to something that may."""
+    attributes: frozenset[tuple[str, str | None]]
+    """(name, dotted path) of each attribute that it mentions."""
 
 
 @lru_cache(maxsize=MAX_METHODS)
-def _metrics(method: Function) -> _Metrics:
+def _body(method: Function) -> _Body:
     nodes = list(ast.walk(method))
     attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
     logs = {id(node) for node in attributes if node.attr == "log"}
     owners = {id(node.value) for node in attributes}
     returned = [node.value for node in nodes if isinstance(node, ast.Return)]
-    logged = [
-        argument
-        for node in nodes
-        if isinstance(node, ast.Call) and id(node.func) in logs
-        for argument in node.args
-    ]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and id(node.func) in logs]
+    logged = [argument for call in calls for argument in call.args]
     is_handed_on = any(
         isinstance(node, ast.Name) and node.id == "self" and id(node) not in owners for node in nodes
     )
-    return _Metrics(_keys_of(returned), _keys_of(logged), is_handed_on or bool(logs))
+    named = frozenset((node.attr, dotted_name(node)) for node in attributes)
+    return _Body(_keys_of(returned), _keys_of(logged), is_handed_on or bool(logs), named)
+
+
+def _training(bodies: Mapping[str, _Body]) -> frozenset[str]:
+    """Returns the methods that call `backward` of anything, or a method of `self` that does."""
+    used = {name: body.attributes for name, body in bodies.items()}
+    found = {name for name, each in used.items() if "backward" in {attribute for attribute, _ in each}}
+    while more := {name for name in used if used[name] & {(one, f"self.{one}") for one in found}} - found:
+        found |= more
+    return frozenset(found)
 
 
 def _keys_of(values: Sequence[ast.expr | None]) -> tuple[str, ...]:
