@@ -23,9 +23,6 @@ DIMS = ("pp", "dp", "fsdp", "cp", "tp")
 """Every dim of a mesh in the standard order, outermost first."""
 EXPERT_DIMS = ("ep_fsdp", "ep", "etp")
 """The dims of a pipeline stage for experts, outermost first."""
-CARVED = ("ulysses", "vpp", *EXPERT_DIMS)
-"""Sizes that do not multiply the number of ranks. They divide the ranks of `DIMS` again, and `vpp` divides
-the layers of a pp rank."""
 SIZES = (*(f"{dim}_size" for dim in DIMS), "ulysses_size", "ep_size", "etp_size", "ep_fsdp_size", "vpp_size")
 """The keys of all sizes."""
 MAY_BE_AUTO = (*(f"{dim}_size" for dim in DIMS), *(f"{dim}_size" for dim in EXPERT_DIMS))
@@ -33,9 +30,8 @@ MAX_PROPOSALS = 2
 """The largest number of proposals for one broken rule."""
 MAX_PATHS = 4
 """The number of partial layouts with the same remainder that the search for the nearest layouts keeps."""
-MAX_PATHS_WITH_NEEDS = 64
-"""The same limit if a layout must also satisfy needs, or carved sizes while the number of ranks has at most
-`FEW_DIVISORS` divisors."""
+MAX_PATHS_OF_FEW = 64
+"""The same limit if the number of ranks has at most `FEW_DIVISORS` divisors."""
 FEW_DIVISORS = 64
 
 Dims = dict[str, int]
@@ -188,9 +184,7 @@ def _near(
     keeps the best few, so that it is fast for all sizes.
     """
     dims, possible = [dim for dim in family if dim in sizes], divisors(total)
-    has_carved = any(sizes.get(size, 1) > 1 for size in CARVED)
-    is_restricted = needs is not NO_NEEDS or (len(possible) <= FEW_DIVISORS and has_carved)
-    max_paths = MAX_PATHS_WITH_NEEDS if is_restricted else MAX_PATHS
+    max_paths = MAX_PATHS if len(possible) > FEW_DIVISORS else MAX_PATHS_OF_FEW
     paths: dict[int, list[Path]] = {total: [(0, 0, ())]}
     for dim in dims:
         allowed = [size for size in possible if needs.size(dim, size)]

@@ -34,7 +34,6 @@ from meshctl.topology.sizes import (
     DIMS,
     EXPERT_DIMS,
     MAX_PROPOSALS,
-    NO_NEEDS,
     Misfit,
     Needs,
     drawn,
@@ -253,12 +252,7 @@ class Placed:
     def needs_if(self, *, with_ring: bool) -> Needs:
         """Returns the needs with or without ring attention. Without it, ulysses must divide the heads of a tp
         rank."""
-        # carved sizes (ulysses, vpp, experts) restrict dims, but are no factors of the number of ranks
-        has_carved = any(size.removesuffix("_size") not in DIMS for size, _ in self.sizes.given)
-        is_limited = self._max_data_size < UNLIMITED
         with_ring = with_ring and not any(layouts.ulysses for layouts in self._declared)
-        if not (self._models or self._declared or is_limited or has_carved or self.sizes.sequence_parallel):
-            return NO_NEEDS
         return Needs(
             lambda dim, size: self._size_fits(dim, size, with_ring),
             lambda layout: self._layout_fits(layout, with_ring),

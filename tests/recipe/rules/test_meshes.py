@@ -34,30 +34,6 @@ def proposals(diagnostic: Diagnostic) -> list[dict[str, int]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "code", "size", "help"),
-    [
-        ({"tp_size": 3}, "MC410", "tp_size", "dp 4 x tp 2; dp 2 x tp 4"),
-        ({"dp_size": "auto", "tp_size": "auto"}, "MC401", "tp_size", ""),
-        ({"ep_size": "auto", "etp_size": "auto"}, "MC401", "etp_size", ""),
-        ({"ulysses_size": 3}, "MC411", "ulysses_size", "ulysses 2; ulysses 4"),
-        ({"ep_size": 3}, "MC412", "ep_size", "ep 2; ep 4"),
-        ({"pp_size": 2, "ep_size": 8}, "MC412", "ep_size", "ep 4; ep 2"),
-        ({"ep_size": 4, "ep_fsdp_size": 4}, "MC412", "ep_fsdp_size", "ep_fsdp 2"),
-        ({"ep_size": 2, "etp_size": 3}, "MC412", "etp_size", "etp 2; etp 4"),
-        ({"vpp_size": 2}, "MC413", "vpp_size", "pp 2 x dp 4; vpp 1"),
-        ({"sequence_parallel": True}, "MC414", "sequence_parallel", "dp 4 x tp 2"),
-    ],
-)
-def test_each_rule_blames_one_size_and_proposes(
-    parallel: dict[str, Any], code: str, size: str, help: str
-) -> None:
-    (diagnostic,) = found(parallel, 8)
-    assert diagnostic.code == code and (f"`{size}`" in diagnostic.message or code in ("MC401", "MC412"))
-    assert diagnostic.help == (f"nearest that fit: {help}" if help else "")
-    assert len(diagnostic.seconds) == 1
-
-
 @st.composite
 def layouts(draw: st.DrawFn) -> dict[str, Any]:
     keys = draw(st.lists(st.sampled_from(SIZES), min_size=1, max_size=5, unique=True))

@@ -10,8 +10,6 @@ import pytest
 from meshctl.data.checks import SUFFIXES
 from meshctl.data.rows import READERS
 from meshctl.diagnostics import Diagnostic
-from meshctl.package import install_command
-from meshctl.recipe.rules import components
 from tests.recipe.rules import facts
 
 CODES = {f"MC{number}" for number in range(442, 450)}
@@ -178,11 +176,3 @@ def test_the_columns_of_the_first_row(
 
 def test_the_sources_declare_the_suffixes_that_they_read() -> None:
     assert tuple(READERS) == SUFFIXES
-
-
-def test_missing_libraries_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows(tmp_path, CHAT)
-    monkeypatch.setattr(components, "missing_libraries", lambda extra: ("transformers",))
-    (one,) = reported(tmp_path, "path: rows.jsonl, tokenizer: byte")
-    assert (one.code, one.severity, one.help) == ("MC442", "note", install_command("hf"))
-    assert one.message == "`one` and `other` need `transformers`, not installed here"
