@@ -235,71 +235,48 @@ class Placed:
         components = facts.recipe.components.values()
         return [Placed(facts, other) for other in components if _owner(facts, other) == owner]
 
-    @cached_property
-    def _models(self) -> list[ModelSizes]:
-        return [one.model for one in self._sharing if one.model.sizes]
-
-    @cached_property
-    def _declared(self) -> list[Layouts]:
-        classes = (self.facts.class_of(one.name) for one in self._sharing)
-        return [found.declares.layouts for found in classes if found and found.declares.layouts != Layouts()]
-
-    @cached_property
-    def _max_data_size(self) -> int:
-        """The maximum number of data ranks with which each receives a sample."""
-        return min_samples(self.facts, [one.name for one in self._sharing])
-
     def needs_if(self, *, with_ring: bool) -> Needs:
         """Returns the needs with or without ring attention. Without it, ulysses must divide the heads of a tp
         rank."""
-        with_ring = with_ring and not any(layouts.ulysses for layouts in self._declared)
-        return Needs(
-            lambda dim, size: self._size_fits(dim, size, with_ring),
-            lambda layout: self._layout_fits(layout, with_ring),
-        )
+        sharing = self._sharing
+        max_data_size = min_samples(self.facts, [one.name for one in sharing])
+        with_ring = with_ring and not any(one.layouts.ulysses for one in sharing)
+
+        def fits(layout: Mapping[str, int]) -> bool:
+            data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
+            return data_size <= max_data_size and all(one._layout_fits(layout, with_ring) for one in sharing)
+
+        return Needs(lambda dim, size: all(one._size_fits(dim, size, with_ring) for one in sharing), fits)
 
     def _size_fits(self, dim: str, size: int, with_ring: bool) -> bool:
-        if size > 1 and not all(layouts.supports(dim) for layouts in self._declared):
+        if size > 1 and not self.layouts.supports(dim):
             return False
-        if dim == "pp" and size > 1 and any(one.lacks_stages for one in self._sharing):
-            return False
+        if dim == "pp":
+            return size == 1 or not self.lacks_stages
         if dim == "tp":
             # The library may have no plan of an architecture, or `lora` cannot adapt a layer on tp.
-            lacks_tp = size > 1 and any(
-                (one.tp_plan is not None and one.tp_plan.exists is False) or one.not_adapted
-                for one in self._sharing
-            )
-            return not lacks_tp and not any(model.undivided_by_tp(size) for model in self._models)
+            lacks_tp = (self.tp_plan is not None and self.tp_plan.exists is False) or self.not_adapted
+            return not (size > 1 and lacks_tp) and not self.model.undivided_by_tp(size)
         if dim == "ep":
-            return all(model.get("num_experts") % size == 0 for model in self._models)
-        if dim == "ulysses" and not with_ring:
-            return all(model.get("num_heads") % size == 0 for model in self._models)
-        return True
+            return self.model.get("num_experts") % size == 0
+        return dim != "ulysses" or with_ring or self.model.get("num_heads") % size == 0
 
     def _layout_fits(self, layout: Mapping[str, int], with_ring: bool) -> bool:
-        if self.sizes.sequence_parallel and layout.get("tp", 1) == 1:
-            return False
-        data_size = layout.get("dp", 1) * layout.get("fsdp", 1) // layout.get("ulysses", 1)
-        if data_size > self._max_data_size or any(some.conflict(layout) for some in self._declared):
-            return False
-        shards, tp = layout.get("fsdp", 1) * layout.get("cp", 1), layout.get("tp", 1)
-        tied = [one.tied_rows[0] for one in self._sharing if one.tied_rows]
-        if shards > 1 and any(rows % (shards * tp) for rows in tied):
-            return False
-        return all(self._model_fits(model, layout, with_ring) for model in self._models)
-
-    def _model_fits(self, model: ModelSizes, layout: Mapping[str, int], with_ring: bool) -> bool:
+        model, along_tp, tp = self.model, self.sizes.sequence_parallel, layout.get("tp", 1)
         layers, stages = model.get("num_layers"), layout.get("pp", 1) * layout.get("vpp", 1)
-        if layers and stages > layers:
+        if (along_tp and tp == 1) or self.layouts.conflict(layout) or 0 < layers < stages:
             return False
-        if not with_ring and model.get("num_heads") % (layout.get("tp", 1) * layout.get("ulysses", 1)):
+        shards = layout.get("fsdp", 1) * layout.get("cp", 1)
+        if self.tied_rows and shards > 1 and self.tied_rows[0] % (shards * tp):
+            return False
+        if not with_ring and model.get("num_heads") % (tp * layout.get("ulysses", 1)):
             return False
         if dict(self.sizes.given).get("ep_size") == "auto":
             stage_ranks = prod(layout.get(dim, 1) for dim in DIMS if dim != "pp")
             ep = max(1, stage_ranks // (layout.get("etp", 1) * layout.get("ep_fsdp", 1)))
             if model.get("num_experts") % ep:
                 return False
-        return model.get("sequence_length") % sequence_parts(layout, self.sizes.sequence_parallel) == 0
+        return model.get("sequence_length") % sequence_parts(layout, along_tp) == 0
 
 
 def placed(facts: Facts) -> Iterator[Placed]:
