@@ -352,7 +352,7 @@ def _hidden_values(functions: Mapping[str, tuple[Module, Function]]) -> frozense
 
 
 class _Body(NamedTuple):
-    """What the text of a method tells of its metrics and of its training."""
+    """The facts in the text of a method about its metrics and its training."""
 
     returned: tuple[str, ...]
     """The literal keys of the mappings that it returns."""
