@@ -1,8 +1,10 @@
 """The pages with whole recipes are true: their recipes are correct, their pictures are those that are drawn, and
-the commands of the tutorial print the shown output."""
+the commands of the tutorial print the shown output. The cells of the notebook run, and no outputs are stored."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import runpy
 import shlex
@@ -18,6 +20,7 @@ from tests.command_server import call
 from tests.paths import ROOT
 
 DOCS = ROOT / "docs"
+NOTEBOOK = DOCS / "notebook.ipynb"
 PICTURES = runpy.run_path(str(DOCS / "pictures.py"))
 PAGES = {
     path.name: page
@@ -120,3 +123,22 @@ def test_each_command_prints_the_shown_output(folder: Path) -> None:
             if " -> " in line and "." in line.split()[0]:
                 assert_near(line, printed[same[0]])
             del printed[: same[0] + 1]
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_notebook_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    cells = [
+        cell
+        for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "code"
+    ]
+    assert len(cells) >= 4 and all(
+        cell["outputs"] == [] and cell["execution_count"] is None for cell in cells
+    )
+    program = "\n".join("".join(cell["source"]) for cell in cells)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

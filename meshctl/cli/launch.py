@@ -284,8 +284,7 @@ def run(
         ]
 
     with Signals().handled() as signals, ExitStack() as stack:
-        environ = stack.enter_context(without_secrets(plan))
-        feeds = feeds_of(plan, run, ready.path, environ, lambda: signals.count > 1)
+        feeds = feeds_of(plan, run, ready.path, hide_secrets(plan), lambda: signals.count > 1)
         for worker in debugged:
             stack.enter_context(worker.interrupted_by(signals.receive))
         preload(plan, ready.path, groups_of(plan, ready.path))
@@ -438,16 +437,12 @@ def check_trackers(plan: Plan) -> None:
             raise CannotStart(f"{needs}: {install_command(EXTRA)}")
 
 
-@contextmanager
-def without_secrets(plan: Plan) -> Iterator[Mapping[str, str]]:
-    """Removes the secrets of trackers from the environment, and yields the environment of trackers."""
+def hide_secrets(plan: Plan) -> Mapping[str, str]:
+    """Removes the secrets of trackers from the environment. Returns the environment of trackers."""
     environ, text = dict(os.environ), plan.to_json()
-    names = [name for track in plan.run.track for name in HIDDEN.get(track.name, ()) if name not in text]
-    hidden = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield environ
-    finally:
-        os.environ.update(hidden)
+    for name in (name for track in plan.run.track for name in HIDDEN.get(track.name, ()) if name not in text):
+        os.environ.pop(name, None)
+    return environ
 
 
 def feeds_of(

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
+from typing import NamedTuple
 
 from meshctl.cli import launch
 from meshctl.cli.forks import LaunchProcess
 from meshctl.cli.load import Launchable
 from meshctl.cli.output import refuse, write
-from meshctl.dataclass import dataclass
 from meshctl.engines.node.termination import name_of
 from meshctl.recipe.compose.folders import config_folders, is_dir, list_options
 from meshctl.recipe.compose.overrides import CannotSweep, Job, expand
@@ -35,32 +35,12 @@ MAX_METRICS = 4
 """Number of metrics in the table if `run.show` names none."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """The result of one job."""
-
+class Result(NamedTuple):
     job: Job
     code: int | None = None
-    """None for a job that was skipped."""
+    """The exit code, or the negative number of a signal; None for a job that was skipped."""
     run: RunDir | None = None
     """None for a job that ended before it had a run directory."""
-
-    @property
-    def exit_code(self) -> int:
-        if self.code is None:
-            return 0
-        return 128 - self.code if self.code < 0 else self.code
-
-    @property
-    def outcome(self) -> str:
-        if self.code is None:
-            return "skipped"
-        return "done" if self.code == 0 else f"failed: {name_of(self.code)}"
-
-    def metrics(self) -> dict[str, float | None]:
-        """Returns STAGE.NAME -> value of the last step."""
-        last = last_row(self.run.metrics) if self.run else None
-        return {name: value for name, value in (last or {}).items() if "." in name}
 
 
 def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> int:
@@ -98,7 +78,8 @@ def multirun(recipe: str, overrides: Sequence[str], options: launch.Options) -> 
                 write(f"{_title(jobs, index)}\n", sys.stdout)
                 results.append(_result(process, recipe, job, options))
     write(table_of(results, ready[0].plan.run.show), sys.stdout)
-    return max(process.stopped_code, *(result.exit_code for result in results))
+    codes = [one.code or 0 for one in results]
+    return max(process.stopped_code, *(128 - code if code < 0 else code for code in codes))
 
 
 def _result(process: LaunchProcess, recipe: str, job: Job, options: launch.Options) -> Result:
@@ -135,12 +116,15 @@ def _shown(job: Job) -> str:
 def table_of(results: Sequence[Result], show: Sequence[str]) -> str:
     """Returns a row for each job: its overrides, its outcome, the last value of each metric that `run.show`
     names, and its run directory."""
-    values = [result.metrics() for result in results]
+    lasts = [(last_row(result.run.metrics) if result.run else None) or {} for result in results]
+    values = [{name: value for name, value in last.items() if "." in name} for last in lasts]
     names = [*show] or [*dict.fromkeys(name for one in values for name in one)][:MAX_METRICS]
     rows = [("job", "overrides", "outcome", *names, "run directory")]
     for index, (result, one) in enumerate(zip(results, values, strict=True), 1):
         cells = [formatting.number(one[name]) if name in one else "-" for name in names]
         path = os.path.relpath(result.run.path) if result.run else "-"
-        rows.append((str(index), _shown(result.job), result.outcome, *cells, path))
+        outcome = f"failed: {name_of(result.code)}" if result.code else "done"
+        outcome = "skipped" if result.code is None else outcome
+        rows.append((str(index), _shown(result.job), outcome, *cells, path))
     numeric = (0, *range(3, 3 + len(names)))
     return "\n".join(["", *table(rows, right=numeric), ""])

@@ -154,13 +154,9 @@ def data_findings(launchable: Launchable) -> Iterator[Diagnostic]:
         shipped = facts.declares(component.name).shipped
         if not shipped.suffixes:
             continue
-        if not component.target.startswith(ROOM):
-            message = f"the rows of `{component.name}` are not examined: `{component.target}` is not imported"
-            yield Diagnostic(
-                "MC449", message, facts.value("components", component.name, "_target_"), severity="note"
-            )
-            continue
         try:
+            if not component.target.startswith(ROOM):
+                raise TargetError(f"`{component.target}` is not imported")
             args = {key: resolved(value, key, "") for key, value in component.args.items()}
         except TargetError as error:
             message = f"the rows of `{component.name}` are not examined: {error}"

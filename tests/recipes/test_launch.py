@@ -175,3 +175,15 @@ def test_a_script_runs_under_meshctl_as_under_torchrun(tmp_path: Path) -> None:
     )
     assert len(ours) == 1 and ours == theirs
     assert float(ours[-1].rsplit(maxsplit=1)[-1]) > 0.9
+
+
+KEPT = sorted(path.name.split(".")[0] for path in RECIPES.glob("*.expected.jsonl"))
+
+
+@pytest.mark.slow_suite
+@pytest.mark.parametrize("name", KEPT)
+def test_a_shipped_recipe_gives_its_kept_metrics(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    done = call(tmp_path, "test", str(RECIPES / f"{name}.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 numbers" not in done.stdout
