@@ -16,9 +16,7 @@ pytest.importorskip("transformers")
 PARTS = """
 import asyncio
 import json
-import os
 import random
-import signal
 import time
 
 import aiohttp
@@ -27,17 +25,11 @@ from meshctl import Batch, Component, endpoint
 
 
 class Numbers(Component):
-    def __init__(self, dies: bool = False):
-        self.dies = dies
-
     def __len__(self):
         return 1 << 30
 
     @endpoint
     def next(self, samples: range) -> Batch:
-        is_due = (self.run_dir / "checkpoints" / "latest").exists()
-        if self.dies and self.world_size == 3 and self.rank == 2 and is_due:
-            os.kill(os.getpid(), signal.SIGKILL)
         return Batch({"n": torch.tensor(list(samples))})
 
 
@@ -164,20 +156,6 @@ def test_episodes_go_on_with_other_numbers_of_ranks(folder: Path) -> None:
         words = [f"groups.roll.ranks={ranks}", f"run.steps={steps}", "run.accept=[pipeline]", THREE]
         running.begin(str(running.run.path), *words).done()
     check_episodes(running.run, 9)
-
-
-@pytest.mark.slow_suite
-def test_episodes_go_on_without_a_worker_that_is_lost_for_good(folder: Path) -> None:
-    running = Running(folder, "elastic")
-    words = [
-        "groups.roll.ranks=3",
-        "+run.elastic.roll.min_ranks=2",
-        "+components.numbers.args.dies=true",
-        THREE,
-    ]
-    running.begin("recipe.yaml", "run.steps=8", "name=elastic", *words).done()
-    check_episodes(running.run, 8)
-    assert {"roll": [3, 2]} in [event.value.get("sizes") for event in running.events("restarted")]
 
 
 @pytest.mark.slow_suite

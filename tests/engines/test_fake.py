@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -84,13 +83,11 @@ def two_nodes(tmp_path: Path) -> Plan:
     return replace(plan_of(tmp_path, ("one", 2), ("two", 2)), cluster=Cluster(nodes=2))
 
 
-def run(
-    fake: FakeEngine, plan: Plan, folder: Path, signals: Signals | None = None
-) -> tuple[Outcome, Recording]:
+def run(fake: FakeEngine, plan: Plan, folder: Path) -> tuple[Outcome, Recording]:
     attempt, seen = begin(plan, "name: test\n", (str(folder),), None), Recording()
     job = Job(plan, attempt.run, lambda environ: 70)
     environ: dict[str, str] | None = {} if fake.supervisor == "inside" else None
-    return outcome_of(fake, job, attempt, signals or Signals(), lambda: [seen], environ), seen
+    return outcome_of(fake, job, attempt, Signals(), lambda: [seen], environ), seen
 
 
 @pytest.mark.parametrize("where", ["here", "inside"])
@@ -122,25 +119,6 @@ def test_the_reason_is_the_stream_that_ended_first(two_nodes: Plan, tmp_path: Pa
 
     outcome, _ = run(FakeEngine(worker), two_nodes, tmp_path)
     assert (outcome.code, outcome.reason) == (0, "the data of `early` ended")
-
-
-def test_a_signal_ends_it(two_nodes: Plan, tmp_path: Path) -> None:
-    signals, began = Signals(), threading.Event()
-
-    def worker(job: FakeWorker) -> int:
-        began.set()
-        return until_stopped(job)
-
-    def interrupt() -> None:
-        began.wait()
-        signals.receive(signal.SIGINT)
-        signals.receive(signal.SIGTERM)
-
-    threading.Thread(target=interrupt).start()
-    outcome, seen = run(FakeEngine(worker, "inside"), two_nodes, tmp_path, signals)
-    assert outcome.code == 130
-    assert outcome.cause is None
-    assert seen.end and seen.end[0] == outcome.code
 
 
 def test_the_nodes_receive_beats_while_the_smaller_plan_is_made(

@@ -97,18 +97,13 @@ def taken_up(plan: Plan, run: RunDir) -> Attempt:
     start, descriptor = run.read_start(), lock(run)
     events = events_of(run.journal("launcher")) if run.journal("launcher").exists() else ()
     was_launched = any(one.name == "launched" and one.value.get("attempt") == start.attempt for one in events)
-    return (_next if was_launched else _reading)(plan, run, start, descriptor)
+    return (next_attempt if was_launched else _reading)(plan, run, start, descriptor)
 
 
-def next_attempt(attempt: Attempt, plan: Plan | None = None) -> Attempt:
-    """Begins another attempt at the same run, in the same process and under the same lock. `plan` is its
-    plan, if it is another one. Raises `NoWholeCheckpoint` if there are checkpoints and none is whole, and
-    `OSError` if a file cannot be written."""
-    return _next(plan or attempt.plan, attempt.run, attempt.start, attempt.lock)
-
-
-def _next(plan: Plan, run: RunDir, old: Start, descriptor: int) -> Attempt:
-    """Begins the attempt after the one that has begun with `old`."""
+def next_attempt(plan: Plan, run: RunDir, old: Start, descriptor: int) -> Attempt:
+    """Begins the attempt after the one that has begun with `old`, under the same lock. Raises
+    `NoWholeCheckpoint` if there are checkpoints and none is whole, and `OSError` if a file cannot be
+    written."""
     whole = newest_whole_checkpoint(run)
     found = following(run, old.path, whole)
     start = replace(found, only=old.only, replay=old.replay, after=old.after, engine=old.engine)

@@ -19,7 +19,7 @@ later one has written an event, which may arrive after its record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from itertools import zip_longest
@@ -95,19 +95,14 @@ class _Group:
 class CollectiveCheck(Watch):
     def __init__(self, plan: Plan, resumed_step: int = 0) -> None:
         """`resumed_step` is the last step before the attempt."""
+        super().__init__()
         self._plan, self._first = plan, Visit(resumed_step + 1, 0)
         self._groups = {group.name: _Group(group.workers) for group in plan.groups if group.program is None}
         self._first_rank = cache(lambda name, key, rank: min(ranks_of(plan, name, key, rank)))
         """Returns the first rank of the process group that a rank of a group has under a key."""
         self.found: Fault | None = None
         """The step in which ranks of a process group have called different collectives, and what differs."""
-        self._wrong_step, self._is_reported = ENDLESS, False
-
-    def poll(self, now: float = 0.0) -> Iterator[Fault]:
-        """Returns the disagreement, once."""
-        if self.found and not self._is_reported:
-            self._is_reported = True
-            yield self.found
+        self._wrong_step = ENDLESS
 
     def allows(self, step: int) -> bool:
         """Returns whether the metrics of a step may be written: all ranks have agreed in it and in earlier
@@ -244,6 +239,7 @@ class CollectiveCheck(Watch):
         text = f"{name}: {what} in step {visit.step}: {_counts_text(members)}; {detail}"
         self._wrong_step = visit.step
         self.found = Fault(Cause(Priority.OWN, text), visit.step, is_wrong=True)
+        self._findings.append(self.found)
 
 
 def place_of(plan: Plan, record: Record) -> Place:

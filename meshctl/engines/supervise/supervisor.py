@@ -177,7 +177,8 @@ class Supervisor:
                 session.journal.write("warning", text=f"the run does not start again: {reason}")
                 return outcome
             try:
-                attempt = session.nodes.while_beating(next_attempt, attempt, elastic.plan)
+                old = attempt.run, attempt.start, attempt.lock
+                attempt = session.nodes.while_beating(next_attempt, elastic.plan, *old)
             except NoWholeCheckpoint as error:
                 cause = Cause(Priority.OWN, str(error))
                 return Outcome(FAILED, cause, cause.line)

