@@ -30,7 +30,6 @@ from __future__ import annotations
 import select
 import socket
 import time
-from collections.abc import Callable
 
 from meshctl import __version__
 from meshctl.engines.engine import CannotStart
@@ -65,8 +64,8 @@ def beat_s(lease_s: float) -> float:
 class Handshake:
     """The head's side of the authentication of one connection, message by message."""
 
-    def __init__(self, connection: Connection, token: str, lease_s: float, digest: str = "") -> None:
-        """`digest` is that of the plan; a node process with another plan is refused."""
+    def __init__(self, connection: Connection, token: str, lease_s: float, digest: str) -> None:
+        """`digest` is that of the plan, or empty; a node process with another plan is refused."""
         self.connection, self._token, self._lease_s, self._digest = connection, token, lease_s, digest
         self.began = time.monotonic()
         self._nonce, self._expected = new_nonce(), ""
@@ -120,14 +119,10 @@ class Arrivals:
     run. One that does not authenticate in time is dropped."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        epoll: select.epoll,
-        make_peer: Callable[[Connection], Handshake],
+        self, listener: socket.socket, epoll: select.epoll, token: str, lease_s: float, digest: str
     ) -> None:
-        """`make_peer` makes this side of the authentication of a connection."""
         listener.setblocking(False)
-        self._listener, self._epoll, self._make_peer = listener, epoll, make_peer
+        self._listener, self._epoll, self._told = listener, epoll, (token, lease_s, digest)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
         self._is_accepting = True
         self._strangers: dict[int, Handshake] = {}
@@ -141,7 +136,7 @@ class Arrivals:
             except OSError:
                 return
             connection = Connection(sock)
-            self._strangers[connection.fileno()] = self._make_peer(connection)
+            self._strangers[connection.fileno()] = Handshake(connection, *self._told)
             self._epoll.register(connection.fileno(), select.EPOLLIN)
         self._is_accepting = False
         self._epoll.unregister(self._listener.fileno())

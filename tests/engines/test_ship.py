@@ -10,12 +10,11 @@ import re
 import signal
 import subprocess
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import LONG, THREE, Start, rows_of, written
+from processes import LONG, THREE, Start, rows_of, wait, written
 
 from meshctl.engines.engine import CannotStart
 from meshctl.engines.forwarding import EventForwarding, ForwardedEvents
@@ -71,11 +70,10 @@ def leftovers() -> list[Path]:
     return list(Path("/tmp").glob("meshctl-shipped-*"))
 
 
-def has_none_left(limit_s: float = 20) -> bool:
-    end = time.monotonic() + limit_s
-    while leftovers() and time.monotonic() < end:
-        time.sleep(0.2)
-    return not leftovers()
+def are_empty(hosts: Hosts, limit_s: float) -> None:
+    """Waits until no process and no copy is left on any host."""
+    assert is_empty(hosts, limit_s)
+    wait(lambda: not leftovers(), "the end of all copies", 20)
 
 
 @on_hosts
@@ -88,7 +86,7 @@ def test_a_shipped_run_equals_one_here_and_leaves_its_files_on_the_hosts(
     assert "note[MC640]: each node keeps its files of a checkpoint, below ~/meshctl-runs" in there.stderr
     found = rows_of(folder)
     [run] = (folder / "runs" / "small").iterdir()
-    assert is_empty(hosts, 10) and has_none_left()
+    are_empty(hosts, 10)
     saved = []
     for number in range(3):
         own = hosts.root(number) / str(home)[1:] / "meshctl-runs" / "small" / run.name
@@ -118,11 +116,11 @@ def test_after_any_end_no_copy_remains(hosts: Hosts, ship: list[str], folder: Pa
     assert len(leftovers()) == 3
     launch.signal(signal.SIGKILL)
     launch.end()
-    assert is_empty(hosts, 30) and has_none_left()
+    are_empty(hosts, 30)
     launch = start(folder, "launch", "recipe.yaml", *LONG, *ship, "components.trainer.args.mood=raises")
     code, output = launch.end()
     assert code == 5 and "error: two:1 failed in stage sum, step 2: ValueError: boom" in output, output
-    assert is_empty(hosts, 30) and has_none_left()
+    are_empty(hosts, 30)
     for number in (signal.SIGKILL, signal.SIGINT):
         launch = start(folder, "launch", "recipe.yaml", *LONG, *ship)
         launch.until("^step 2")
@@ -130,7 +128,7 @@ def test_after_any_end_no_copy_remains(hosts: Hosts, ship: list[str], folder: Pa
         os.kill(pid, number)
         code, output = launch.end()
         assert code == (5 if number == signal.SIGKILL else 130), output
-        assert is_empty(hosts, 30) and has_none_left()
+        are_empty(hosts, 30)
 
 
 HUB = """
@@ -261,10 +259,7 @@ def test_the_script_receives_the_archive_and_removes_it(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.wait(30) == -signal.SIGTERM
     process.stdout.close()
-    end = time.monotonic() + 20
-    while folder.exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not folder.exists()
+    wait(lambda: not folder.exists(), "the end of the folder", 20)
 
 
 def test_a_part_of_an_archive_is_refused(tmp_path: Path) -> None:

@@ -37,9 +37,11 @@ from functools import partial
 from typing import Any, NoReturn
 
 from meshctl.dataclass import dataclass
+from meshctl.engines.connection import MESSAGE_BYTES_MAX
 from meshctl.engines.engine import WorkerMain
 from meshctl.engines.node import termination
 from meshctl.engines.node.scratch import use_scratch
+from meshctl.network.connection import Connection, Message, encoded
 from meshctl.run import process
 from meshctl.run.process import SHIELDED, is_in_job, shield
 from meshctl.run.progress import VARIABLE
@@ -365,52 +367,46 @@ class Task:
     not wait for a disk, a driver or a network itself. It reaps the child.
 
         task = Task("meshctl-check", log, call)      # forks a child, which calls `call(writer)`
-        for message in task.receive(): ...           # what it has reported, whenever its pipe is readable
+        for message in task.receive(): ...           # what it has reported, whenever its socket is readable
 
-    The child reports over a pipe, one JSON object a line."""
+    The child reports over a socket."""
 
     def __init__(self, title: str, log: str, call: Callable[[int], int]) -> None:
-        """Forks the child, whose output goes to the file `log`. `call` gets the writing end of the pipe, and
-        returns the exit code."""
-        self._reader, writer = os.pipe()
-        self._received = b""
-        parent = os.getpid()
+        """Forks the child, whose output goes to the file `log`. `call` gets the descriptor to which it
+        reports, and returns the exit code."""
+        ours, theirs = socket.socketpair()
+        self._connection, parent, writer = Connection(ours), os.getpid(), theirs.fileno()
+        self._connection.message_bytes_max = MESSAGE_BYTES_MAX
+        self.messages: list[Message] = []
+        """All that it has reported."""
         flush()
         with blocked_signals():
             self.pid = os.fork()
             if not self.pid:
                 become(title, parent, log, [writer], partial(call, writer))
-        os.close(writer)
-        self.is_open = True
+        theirs.close()
+
+    @property
+    def is_open(self) -> bool:
         """True if the child may still report."""
-        self.messages: list[dict[str, Any]] = []
-        """All that it has reported."""
+        return not self._connection.is_closed
 
     def fileno(self) -> int:
-        return self._reader
+        return self._connection.fileno()
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Returns the reports that have arrived. The caller waits until the pipe is readable or the child has
-        ended."""
-        if self.is_open:
-            data = os.read(self._reader, 1 << 16)
-            self._received += data
-            if not data:
-                self.close()
-        *lines, self._received = self._received.split(b"\n")
-        found = [json.loads(line) for line in lines]
+    def receive(self) -> list[Message]:
+        """Returns the reports that have arrived."""
+        found = self._connection.receive() if self.is_open else []
         self.messages += found
         return found
 
     def close(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            os.close(self._reader)
+        self._connection.close()
 
 
 def report(writer: int, message: Mapping[str, Any]) -> None:
     """Sends a message from the child to the node process."""
-    data = json.dumps(message).encode() + b"\n"
+    data = encoded(message)
     while data:
         data = data[os.write(writer, data) :]
 

@@ -20,11 +20,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import field
-from functools import partial
 from typing import TypeVar
 
 from meshctl.dataclass import dataclass
-from meshctl.engines.connection import BEAT_S, JOIN_S, Arrivals, Handshake, beat_s
+from meshctl.engines.connection import BEAT_S, JOIN_S, Arrivals, beat_s
 from meshctl.engines.supervise.examination import Examination, Examined, NodeLost, Refused
 from meshctl.network.addresses import joined
 from meshctl.network.connection import Connection, Message, ProtocolError, encoded
@@ -94,8 +93,7 @@ class Nodes:
         self._listener, self._lease_s, self._join_limit_s = listener, lease_s, join_limit_s
         self._reads_clocks, self._examination = reads_clocks, examination
         self._epoll = select.epoll()
-        handshake = partial(Handshake, token=token, lease_s=lease_s, digest=digest)
-        self._arrivals = Arrivals(listener, self._epoll, handshake)
+        self._arrivals = Arrivals(listener, self._epoll, token, lease_s, digest)
         self._owners: dict[int, int] = {}
         """File of a connection -> the number of its node. `_epoll` forgets a file that is closed; its entry
         stays until another connection has the number."""
