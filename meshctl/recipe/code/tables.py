@@ -113,8 +113,9 @@ def parameters_of(sources: Sources, function: str) -> Signature | None:
 def _parameters(sources: Sources, module: Module, definition: ast.stmt) -> Signature | None:
     if not isinstance(definition, ast.FunctionDef):
         return None
+    # only the hints of options are read: those of the inputs are tensors
     meaning = partial(sources.meaning, module)
-    found, options = signature(definition, meaning, bound=0), definition.args.kwonlyargs
+    found, options = signature(definition, lambda _: None, bound=0), definition.args.kwonlyargs
     spelled = {one.arg: hint_of(_spelled_out(sources, module, one.annotation), meaning) for one in options}
     return replace(found, hints={name: hint for name, hint in spelled.items() if hint})
 
