@@ -41,7 +41,10 @@ def import_function(
     inside the function's module raises its own error."""
     module, _, attribute = table.get(name, name).rpartition(".")
     if not module:
-        raise error(_unknown(kind, table, name))
+        near = get_close_matches(name, table, n=1)
+        suggestion = f", did you mean `{near[0]}`" if near else ""
+        names = f"the names are {', '.join(table)}, and a function of your own is a dotted path"
+        raise error(f"{kind} `{name}` does not exist{suggestion}; {names}")
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except ModuleNotFoundError as missing:
@@ -54,15 +57,6 @@ def import_function(
     if not callable(found):
         raise error(f"{kind} `{name}`: module {module} has no function {attribute!r}")
     return found  # type: ignore[no-any-return]
-
-
-def _unknown(kind: str, table: Mapping[str, str], name: str) -> str:
-    near = get_close_matches(name, table, n=1)
-    suggestion = f", did you mean `{near[0]}`" if near else ""
-    return (
-        f"{kind} `{name}` does not exist{suggestion}; the names are {', '.join(table)}, and a function of "
-        "your own is a dotted path"
-    )
 
 
 def parameters_of(

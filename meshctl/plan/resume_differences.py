@@ -71,7 +71,7 @@ def _of_component(name: str, was: Facts, now: Facts, is_bound: bool) -> Iterator
         yield Difference(("components", name, "_target_"), message, code, word)
     old, new = was.get("args", {}), now.get("args", {})
     for key in sorted({*old, *new}):
-        if _values(old, key) != _values(new, key):
+        if (key in old, old.get(key)) != (key in new, new.get(key)):
             path = ("components", name, "args", key) if key in new else ("components", name)
             change = f"{_shown(old, key)} -> {_shown(new, key)}"
             yield Difference(path, f"`{key}` of `{name}` changed: {change}", code, word)
@@ -130,10 +130,6 @@ def _by_name(facts: Facts, key: str) -> dict[str, Facts]:
     return {item["name"]: item for item in facts.get(key, ())}
 
 
-def _values(args: Facts, key: str) -> list[Any]:
-    return [args[key]] if key in args else []
-
-
 def _shown(args: Facts, key: str) -> str:
     """Returns a value for a message: numbers and short texts that are no secret."""
     value = args.get(key)
@@ -144,10 +140,7 @@ def _shown(args: Facts, key: str) -> str:
     return text if len(text) <= MAX_VALUE else "..."
 
 
-KEYS = ("seed", "components", "stages", "blocks")
-
-
 def facts_of(plan: Plan) -> dict[str, Any]:
     """Returns the seed, the components with their meshes, the stages and the blocks, as in `plan.json`."""
     data: dict[str, Any] = as_data(plan)
-    return {key: data[key] for key in KEYS if key in data}
+    return {key: data[key] for key in ("seed", "components", "stages", "blocks") if key in data}

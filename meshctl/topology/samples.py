@@ -181,9 +181,7 @@ def sample_order(table: SampleTable) -> list[tuple[int, int]]:
     """(producer, index in its batch) of every sample, in sample order. Raises `RouteError` if a sample
     occurs twice."""
     flat = [(id, producer, index) for producer, ids in enumerate(table.ids) for index, id in enumerate(ids)]
-    if any(flat[i][0] >= flat[i + 1][0] for i in range(len(flat) - 1)):
-        flat.sort()
-    return _each_once(flat)
+    return _each_once(sorted(flat))
 
 
 def _each_once(samples: Sequence[tuple[Id, int, int]]) -> list[tuple[int, int]]:

@@ -196,6 +196,13 @@ class Code(Sources):
             name: (owner, item) for name, (owner, item) in members.items() if isinstance(item, FUNCTIONS)
         }
         texts = {name: _body(item) for name, (_, item) in functions.items()}
+        # an endpoint has the metrics that it returns, and those that any of the methods logs
+        logged = tuple(dict.fromkeys(key for one in texts.values() for key in one.logged))
+        endpoints = {
+            name: endpoint
+            for name, method in functions.items()
+            if (endpoint := self._endpoint(*method, (*texts[name].returned, *logged)))
+        }
         abstract = [name for name, (_, item) in functions.items() if _is_abstract(item)]
         is_component = True if ends & COMPONENTS else None if unknown.difference(libraries) else False
         is_constructor_known = not unknown or "__init__" in functions
@@ -203,7 +210,7 @@ class Code(Sources):
             target=target,
             file=str(module.file),
             is_component=is_component,
-            endpoints=self._endpoints(functions, texts),
+            endpoints=endpoints,
             methods=frozenset(members) | ({"setup", "close"} if is_component else set()),
             constructor=self._constructor(classes, functions) if is_constructor_known else None,
             is_complete=not unknown,
@@ -240,18 +247,6 @@ class Code(Sources):
                 yield from self._line(found[0], found[1], depth + 1, seen)
             else:
                 yield absolute
-
-    def _endpoints(
-        self, functions: Mapping[str, tuple[Module, Function]], bodies: Mapping[str, _Body]
-    ) -> dict[str, Endpoint]:
-        """Returns the endpoints among the methods of a class. Each has the metrics that it returns, and those
-        that any of the methods logs."""
-        logged = tuple(dict.fromkeys(key for one in bodies.values() for key in one.logged))
-        read = {
-            name: self._endpoint(*function, (*bodies[name].returned, *logged))
-            for name, function in functions.items()
-        }
-        return {name: endpoint for name, endpoint in read.items() if endpoint}
 
     def _endpoint(self, module: Module, method: Function, metrics: tuple[str, ...]) -> Endpoint | None:
         """Reads the `endpoint` decorator of a method with these metrics; returns None if it has none."""
