@@ -67,11 +67,9 @@ def actor_of(folder: Path, node: int) -> int:
 def is_clean(folder: Path, cluster: RayCluster, limit_s: float = 60) -> bool:
     """Waits until no process of a run is left, and nothing of it in the cluster."""
     end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if not processes_in(folder) and not cluster.left():
-            return True
+    while (is_left := bool(processes_in(folder) or cluster.left())) and time.monotonic() < end:
         time.sleep(0.5)
-    return False
+    return not is_left
 
 
 @needs_ray

@@ -50,11 +50,9 @@ def folder(tmp_path: Path) -> Path:
 def is_empty(hosts: Hosts, limit_s: float) -> bool:
     """Waits until no process is left on any host."""
     end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if not any(hosts.processes(number) for number in range(3)):
-            return True
+    while (is_left := any(map(hosts.processes, range(3)))) and time.monotonic() < end:
         time.sleep(0.2)
-    return False
+    return not is_left
 
 
 @on_hosts

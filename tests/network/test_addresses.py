@@ -10,13 +10,12 @@ from meshctl.network import addresses
 from meshctl.network.addresses import with_short_lookups
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fd88::254", "node-1"])
-def test_an_address_is_split_as_it_was_joined(host: str) -> None:
-    assert addresses.split(addresses.joined(host, 80)) == (host, 80)
-
-
-def test_an_ipv6_address_has_brackets() -> None:
-    assert addresses.joined("fd88::254", 80) == "[fd88::254]:80"
+@pytest.mark.parametrize(
+    ("host", "text"),
+    [("127.0.0.1", "127.0.0.1:80"), ("fd88::254", "[fd88::254]:80"), ("node-1", "node-1:80")],
+)
+def test_an_address_is_split_as_it_was_joined(host: str, text: str) -> None:
+    assert addresses.joined(host, 80) == text and addresses.split(text) == (host, 80)
 
 
 @pytest.mark.parametrize(

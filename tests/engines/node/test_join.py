@@ -31,10 +31,3 @@ def test_a_head_that_does_not_answer_is_named_within_the_limit(silent: str) -> N
         CannotStart, match=rf"node 3 cannot reach the head at {silent} within \d s: it does not answer"
     ):
         join(silent, 3, "token", limit_s=2.0)
-
-
-def test_a_head_that_does_not_listen_refuses_the_connection() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody listens at the port, and nobody else can take it
-        with pytest.raises(CannotStart, match="connection refused"):
-            join(joined(*silent.getsockname()), 3, "token")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from meshctl.engines.engine import CannotStart
 from meshctl.engines.node.scratch import scratch_folder
 from meshctl.engines.node.worker_env import (
     AgentJob,
@@ -18,7 +17,6 @@ from meshctl.engines.node.worker_env import (
     environ_of,
     missing,
     reads_at_import,
-    resolve,
     server_python,
     unset_in_args,
 )
@@ -92,17 +90,6 @@ def test_each_type_of_device_has_its_variables(
 ) -> None:
     """A list that ROCm inherits is kept and counted in. A group's own variables have the last word."""
     assert devices_of(group, inherited, rocm) == expected
-
-
-def test_a_list_that_rocm_inherits_may_be_too_short() -> None:
-    with pytest.raises(CannotStart, match="ROCR_VISIBLE_DEVICES=3 leaves 1"):
-        devices_of(cuda(start=0), {"ROCR_VISIBLE_DEVICES": "3"}, rocm=True)
-
-
-def test_references_to_the_environment() -> None:
-    assert resolve("${oc.env:A}-${oc.env:B,'b c'}", {"A": "a"}) == "a-b c"
-    with pytest.raises(CannotStart, match="variable A is not set"):
-        resolve("${oc.env:A}", {})
 
 
 def test_a_variable_that_arguments_refer_to_is_missing_before_the_start() -> None:

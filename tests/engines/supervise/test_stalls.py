@@ -293,12 +293,18 @@ def texts_of(stragglers: Stragglers) -> list[str]:
 
 
 def warnings(
-    *seconds: float, in_collectives: tuple[float, ...] = (), steps: int = ENOUGH, each: float = 1.0
+    *seconds: float,
+    in_collectives: tuple[float, ...] = (),
+    steps: int = ENOUGH,
+    each: float = 1.0,
+    slow_each: int = 1,
 ) -> list[str]:
-    """Returns the warnings after some steps, which take `each` seconds."""
+    """Returns the warnings after some steps, which take `each` seconds. In one of `slow_each` of them the ranks
+    take these seconds, and in the others as long as rank 0."""
     stragglers = Stragglers()
     for step in range(1, steps + 1):
         for rank, time in enumerate(seconds):
+            time = time if step % slow_each == 0 else seconds[0]
             value: dict[str, Any] = {"stages": {"loss": time}, "seconds": each}
             if in_collectives:
                 value["in_collectives"] = {"loss": in_collectives[rank]}
@@ -321,6 +327,7 @@ def test_a_slow_rank_is_named_with_its_time_and_that_of_its_peers() -> None:
         ((0.1, 0.15), {}, ""),
         ((0.001, 0.005), {}, ""),
         ((0.1,), {}, ""),
+        ((0.1, 5.0), {"each": 5.0, "steps": 5 * ENOUGH, "slow_each": 3}, ""),
         ((0.1, 1.0), {"steps": JUDGED_STEPS}, ""),
         ((0.1, 1.0), {"each": LASTING_S / ENOUGH / 2}, ""),
         ((0.1, 1.0), {"each": LASTING_S / ENOUGH / 2, "steps": 3 * ENOUGH}, "train:1"),
@@ -330,14 +337,3 @@ def test_a_rank_is_slow_by_much_for_long_outside_of_collectives(
     seconds: tuple[float, ...], more: dict[str, Any], slow: str
 ) -> None:
     assert [text.partition(" is slow")[0] for text in warnings(*seconds, **more)] == ([slow] if slow else [])
-
-
-def test_single_slow_steps_are_none() -> None:
-    stragglers = Stragglers()
-    for step in range(1, 5 * ENOUGH):
-        for rank in range(2):
-            time = 5.0 if rank and step % 3 == 0 else 0.1
-            stragglers.add(
-                Event("step", "train", rank, step, value={"stages": {"loss": time}, "seconds": 5.0})
-            )
-    assert texts_of(stragglers) == []
