@@ -66,19 +66,19 @@ UNKNOWN = NodeFacts()
 """The facts of a node that has not reported any."""
 
 
-def check_start(plan: Plan, start: Start, node: int = 0, environ: Mapping[str, str] = os.environ) -> None:
+def check_start(plan: Plan, start: Start, node: int = 0) -> None:
     """Checks that a machine can start the workers of a plan: their devices, interpreters, libraries, models,
     programs and environment. Raises `CannotStart` for the first requirement that is not met. `plan` has the
     groups of one node, with the number `node`."""
     check_devices(plan, node)
     check_interpreters(plan, start.path)
     check_libraries(plan, start.path)
-    downloads(plan, start.path, environ)
+    downloads(plan, start.path, os.environ)
     for group in plan.groups:
         if lacking := missing(start, group):
             raise CannotStart(lacking)
-        own = {name: resolve(value, environ) for name, value in group.env if value is not None}
-        if unset := unset_in_args(plan, group, {**environ, **own}):
+        own = {name: resolve(value, os.environ) for name, value in group.env if value is not None}
+        if unset := unset_in_args(plan, group, {**os.environ, **own}):
             raise CannotStart(unset)
 
 

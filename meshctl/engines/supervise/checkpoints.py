@@ -28,7 +28,7 @@ class Checkpoints:
         attempt: Attempt,
         judge: Judge,
         journal: Journal,
-        prune: Callable[[int, int, Collection[int]], None] = lambda latest, keep, exempt: None,
+        prune: Callable[[int, int, Collection[int]], None],
     ) -> None:
         """`prune` requests nodes to delete old checkpoints in run directories of their own."""
         self._prune = prune
