@@ -22,19 +22,21 @@ from meshctl.agents.chat import Chat
 from meshctl.agents.checks import AGENT
 from meshctl.agents.child import Failed
 from meshctl.agents.episodes import Attempt, record
-from meshctl.agents.gateway import Episode, Gateway
-from meshctl.agents.policy import Policy
+from meshctl.agents.gateway import Episode, Gateway, Refused, Reply, Request
 from meshctl.agents.runner import TIMEOUT_S, Ended, Interrupted, Runner
+from meshctl.agents.trajectories import Call, digest_of
 from meshctl.argument_limits import check_arguments
-from meshctl.data.tokenizer import Tokenizer
+from meshctl.data.tokenizer import ChatError, Tokenizer
 from meshctl.labels import IGNORED
 from meshctl.network.addresses import LOCALHOST, default_address
 from meshctl.run.episodes import Keeper
 from meshctl.runtime.batch.batch import Batch, Column, Ragged, plain_values
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
-from meshctl.runtime.event_loop import PASS_CALL, result_of
-from meshctl.sampling.answers import EPISODE, VERSION, VERSIONS, AnswerSampler
+from meshctl.runtime.event_loop import PASS_CALL, Advances, result_of
+from meshctl.sampling.answers import EPISODE, VERSION, VERSIONS, AnswerSampler, seeds_of
+from meshctl.sampling.continuous import Answer
+from meshctl.sampling.continuous import Request as Prompt
 from meshctl.text.redaction import HIDDEN
 
 MAX_FAILED = 16
@@ -126,7 +128,7 @@ class Agent(Component):
         result_of(self._start(self._runner))
 
     async def _start(self, runner: Runner) -> None:
-        self._gateway = Gateway(lambda episode, request: self._policy.answer(episode, request))
+        self._gateway = Gateway(self._answer)
         self._slots = asyncio.Semaphore(self._at_once)
         await self._gateway.start(LOCALHOST if self._listen == LOOPBACK else default_address())
         await runner.start()
@@ -145,10 +147,10 @@ class Agent(Component):
         return found
 
     @cached_property
-    def _policy(self) -> Policy:
+    def _chat(self) -> Chat:
         engine = self._engine
         tokenizer = Tokenizer(engine.tokenizer_name, *self._template, tokens=engine.tokens)
-        return Policy(engine, Chat(tokenizer, engine.end_tokens, self._history), self.place, self._max_turns)
+        return Chat(tokenizer, engine.end_tokens, self._history)
 
     @cached_property
     def _keeper(self) -> Keeper:
@@ -179,7 +181,7 @@ class Agent(Component):
         """
         if self._runner is None:
             raise AgentError("the agent is closed, or `setup` was not called")
-        tasks, _ = self._tasks(batch), self._policy  # whose tokenizer is loaded before an episode begins
+        tasks, _ = self._tasks(batch), self._chat  # whose tokenizer is loaded before an episode begins
         names = [".".join(map(str, id)) for id in batch.ids.tolist()]
         with self._engine.awake():
             groups = await asyncio.gather(*map(self._group, names, tasks))
@@ -189,6 +191,61 @@ class Agent(Component):
         done = [(row, group) for row, group in enumerate(groups) if row not in dropped]
         self._log_metrics([one for _, group in done for one in group], len(dropped))
         return self._engine.marked(self._rows(batch, done))
+
+    async def _answer(self, episode: Episode, request: Request) -> Reply:
+        """Answers a request of an episode, as its gateway calls it."""
+        forest = episode.forest
+        if len(forest.calls) + len(episode.running) > self._max_turns:
+            episode.limit("turns")
+            raise Refused(410, f"the episode has had {self._max_turns} turns", "episode_ended")
+        try:
+            prompt = self._chat.prompt(forest, request.messages, request.tools)
+        except ChatError as error:
+            raise Refused(400, str(error), param="messages") from None
+        room = self._room(episode, prompt.tokens)
+        most = min(room, request.max_tokens or room)
+        number = forest.begin(digest := digest_of(prompt.tokens))
+        words = (self.place.seed, self.place.name, episode.step, episode.name, digest)
+        seeds = seeds_of(words, torch.tensor([[number]]))
+        try:
+            answer = await self._sampled(episode, Prompt(prompt.tokens, seeds, most, request.stop))
+        except BaseException:
+            forest.forget(digest)
+            raise
+        key = f"{prompt.history[-1]}{number}"
+        given = prompt.tokens, answer.tokens, request.tools, request.stop
+        message, tool_errors = self._chat.reply(key, *given)
+        reason = "tool_calls" if message.get("tool_calls") else answer.finish_reason
+        episode.tool_errors += tool_errors
+        sent = key, prompt.parent, request.messages, request.tools, message, reason, prompt.tokens
+        forest.add(Call(*sent, answer.tokens, answer.logprobs, answer.versions), prompt.history[-1])
+        Advances.add()
+        if episode.step:
+            self.place.progress.advance()
+        return Reply(key, message, reason, len(prompt.tokens), len(answer.tokens))
+
+    def _room(self, episode: Episode, prompt: Sequence[int]) -> int:
+        """Returns the most tokens of an answer. Ends the episode if there is no room for one."""
+        limits = self._engine.limits
+        room = limits.max_new_tokens
+        if limits.positions is not None:
+            room = min(room, limits.positions - len(prompt))
+        if room < 1:
+            episode.limit("context")
+            message = f"the request has {len(prompt)} tokens, and the model {limits.positions} positions"
+            raise Refused(400, message, "context_length_exceeded")
+        return room
+
+    async def _sampled(self, episode: Episode, prompt: Prompt) -> Answer:
+        """Returns a sampled answer. An error of the engine ends the episode with it."""
+        try:
+            [answer] = await asyncio.wrap_future(self._engine.generator.submit([prompt]))
+            if answer.finish_reason not in ("stop", "length"):
+                raise ComponentError(f"the engine ends episode {episode.name} with `{answer.finish_reason}`")
+            return answer
+        except Exception as error:
+            episode.fail(error)
+            raise Refused(500, "the sampler has failed") from error
 
     def _tasks(self, batch: Batch) -> list[dict[str, Any]]:
         """Returns the columns of the agent for each sample, as plain data."""
@@ -248,7 +305,7 @@ class Agent(Component):
         one = Attempt(episode, number, ended, error, perf_counter() - begin)
         if error or ended.limit or self._keeps_all:
             try:
-                kept = record(one, self.place.name, task, self._policy.chat.text)
+                kept = record(one, self.place.name, task, self._chat.text)
                 await asyncio.to_thread(self._keeper.keep, kept)
             except OSError as problem:
                 _log.warning("episode %s is not kept: %s", name, problem)

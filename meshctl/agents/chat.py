@@ -26,12 +26,6 @@ class Prompt(NamedTuple):
     """The digests of the request."""
 
 
-class Reply(NamedTuple):
-    message: Message
-    tool_errors: int
-    """The number of calls of tools that cannot be parsed. They stay in the content."""
-
-
 class Chat:
     """Renders requests and reads answers with the template of a tokenizer."""
 
@@ -83,9 +77,10 @@ class Chat:
         tokens: Sequence[int],
         tools: Sequence[Any] | None,
         stop: Sequence[str],
-    ) -> Reply:
-        """Returns the reply to the request `key`: its content, its reasoning and its calls of tools. A text
-        of `stop` and what follows it are left out."""
+    ) -> tuple[Message, int]:
+        """Returns the reply to the request `key`, with its content, its reasoning and its calls of tools, and
+        the number of calls that cannot be parsed and stay in the content. A text of `stop` and what follows
+        it are left out."""
         own = tokens[:-1] if tokens[-1] in self._ends else tokens
         parsed = self._tokenizer.parsed_response(own, prompt, tools)
         found = _message_of(parsed) if parsed is not None else None
@@ -106,7 +101,7 @@ class Chat:
                 {"id": f"call_{key[:16]}_{number}", "type": "function", "function": function}
                 for number, function in enumerate(calls)
             ]
-        return Reply(message, errors)
+        return message, errors
 
 
 def _message_of(parsed: Mapping[str, Any]) -> tuple[str, str, list[dict[str, Any]]] | None:

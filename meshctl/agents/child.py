@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 from meshctl.dataclass import dataclass
 from meshctl.named_function import Unsuitable, described, import_function, numbers_of, parameters_of
 from meshctl.run.process import die_with
-from meshctl.runtime.child_process import import_error, receive, send
+from meshctl.runtime.child_process import imported, receive, send
 
 SCRATCH = "MESHCTL_SCRATCH"
 """The environment variable with the folder of the node that is removed at the end of the run."""
+WHAT = "agent's function"
 TASK = "{task}"
 """A word of a command that is replaced by the path of the file with the columns."""
 MAX_LINE = 1 << 16
@@ -67,14 +68,9 @@ class Agent(NamedTuple):
 
 def main(connection: Connection, first: Mapping[str, Any]) -> None:
     """Runs the process, until the parent closes the connection."""
-    try:
-        agent = _of_command(first["command"]) if first["command"] else _of_function(first)
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        is_known = isinstance(error, WrongFunction)
-        send(connection, {"error": str(error) if is_known else import_error("agent's function", error)})
-        return
-    send(connection, {"required": agent.required, "optional": agent.optional})
-    asyncio.run(_serve(connection, agent))
+    find = partial(_of_command, first["command"]) if first["command"] else partial(_of_function, first)
+    if agent := imported(connection, WHAT, WrongFunction, find):
+        asyncio.run(_serve(connection, agent))
 
 
 async def _serve(connection: Connection, agent: Agent) -> None:

@@ -129,18 +129,11 @@ class Repeated:
         return best
 
 
-class Replayed(NamedTuple):
-    """The end of an agent that ran again."""
-
-    text: str
-    has_failed: bool
-
-
 async def replay(
     kept: KeptEpisode, repeated: Repeated, spec: Mapping[str, Any], timeout_s: float
-) -> Replayed:
-    """Runs the agent of a kept episode again. `spec` is the first message to its process. Raises `Failed` if
-    its function cannot be used."""
+) -> tuple[str, bool]:
+    """Runs the agent of a kept episode again. Returns how it ended, and whether it failed. `spec` is the
+    first message to its process. Raises `Failed` if its function cannot be used."""
     runner, gateway, episode = Runner(spec, 1), Gateway(repeated.answer), Episode(kept.id)
     runner.columns()
     await gateway.start(LOCALHOST)
@@ -151,11 +144,11 @@ async def replay(
         task |= {"base_url": gateway.base_url, "api_key": episode.token}
         ended = await runner.run(task, episode.ended, timeout_s, is_alone=False)
         reward = "no reward" if ended.reward is None else f"reward {ended.reward:g}"
-        return Replayed(f"ended by {ended.limit}" if ended.limit else reward, False)
+        return f"ended by {ended.limit}" if ended.limit else reward, False
     except Failed as failed:
-        return Replayed(str(failed), True)
+        return str(failed), True
     except Interrupted:
-        return Replayed("the agent goes on after its limit of time", True)
+        return "the agent goes on after its limit of time", True
     finally:
         await runner.close()
         await gateway.stop()

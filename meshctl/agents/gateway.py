@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshctl.agents.trajectories import Forest, Message
-from meshctl.data.chats import Reader
+from meshctl.data.chats import messages_of
 from meshctl.data.errors import DataError
 from meshctl.runtime.extras import extra
 
@@ -112,7 +112,6 @@ class Gateway:
         self._episodes: dict[str, Episode] = {}
         self._void: OrderedDict[str, None] = OrderedDict()
         """The tokens of ended episodes, the newest last."""
-        self._read = Reader()
         self._warned = set[str]()
         self.rejected = 0
         """The number of requests without a valid token."""
@@ -244,7 +243,7 @@ class Gateway:
         """Returns messages in the form that templates read: contents as texts, and arguments of calls as
         data."""
         try:
-            messages = [*self._read(given, "messages")]
+            messages = messages_of(given, "messages")
         except DataError as error:
             raise Refused(400, str(error), param="messages") from None
         for message in messages:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from meshctl.agents.child import Failed
+from meshctl.agents.child import WHAT, Failed
 from meshctl.runtime.child_process import Process, receive, send
 
 T = TypeVar("T")
@@ -37,8 +37,7 @@ class Ended(NamedTuple):
 
 
 class AgentProcess(Process):
-    """A process, and the episodes that run in it. Its methods but `wait_until_ready` run on the event
-    loop."""
+    """A process, and the episodes that run in it. Its methods run on the event loop."""
 
     def __init__(self, spec: Mapping[str, Any], is_shared: bool = True) -> None:
         super().__init__("meshctl.agents.child", spec)
@@ -47,15 +46,6 @@ class AgentProcess(Process):
         self.running: dict[int, asyncio.Future[Ended]] = {}
         self.is_lost = False
         self.is_ready, self._sending = asyncio.Event(), asyncio.Lock()
-
-    def wait_until_ready(self) -> Mapping[str, Any]:
-        """Returns the columns of the agent as `required` and `optional`, or an `error`."""
-        try:
-            found: Mapping[str, Any] = receive(self.connection)
-        except EOFError:
-            found = {"error": f"the process that imports the agent's function {self.how_it_ended()}"}
-        self.is_ready.set()
-        return found
 
     def attach(self) -> None:
         """Begins to read the messages of the process."""
@@ -134,7 +124,8 @@ class Runner:
         """Waits until all processes are ready, and returns the required and the optional columns; None for
         all. Raises `Failed` if the function cannot be used."""
         for process in self._processes:
-            found = process.wait_until_ready()
+            found = process.columns(WHAT)
+            process.is_ready.set()
             if "error" in found:
                 for one in self._processes:
                     one.kill()

@@ -70,20 +70,20 @@ def _replay(run: RunDir, kept: KeptEpisode) -> int:
     repeated = Repeated(kept)
     spec = {name: args.get(name) or empty for name, empty in EMPTY.items()}
     try:
-        end = asyncio.run(replay(kept, repeated, spec, args.get("timeout_s", TIMEOUT_S)))
+        end, has_failed = asyncio.run(replay(kept, repeated, spec, args.get("timeout_s", TIMEOUT_S)))
     except (ComponentError, Failed) as error:
         return refuse(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     asked = f"{counted(len(repeated.answered), 'request')} of {len(kept.calls)} as in the kept episode"
-    lines = [f"episode {kept.id}: {asked}; {end.text}"]
+    lines = [f"episode {kept.id}: {asked}; {end}"]
     if found := repeated.difference:
         theirs = found.nearest.messages[found.equal :] if found.nearest else []
         lines.append(f"the next request differs after {counted(found.equal, 'message')}:")
         for which, messages in (("asked now", found.messages[found.equal :]), ("kept", theirs)):
             own = next((one for one in messages if one["role"] != "assistant"), None)
             lines.append(f"  {which}: " + (f"{own['role']}: {text_of(own)}" if own else "no further message"))
-    elif end.text.endswith("request"):
+    elif end.endswith("request"):
         lines.append("the kept episode ends here, and the agent goes on")
     _print(lines)
-    return DIFFERS if found or end.has_failed or len(repeated.answered) < len(kept.calls) else 0
+    return DIFFERS if found or has_failed or len(repeated.answered) < len(kept.calls) else 0

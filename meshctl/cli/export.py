@@ -103,7 +103,7 @@ def _step(run: RunDir, step: int, best: bool) -> int:
 def _models(run: RunDir, step: int) -> dict[str, Mapping[str, Any]]:
     """Returns component -> its arguments, for the components of a checkpoint with the state of an
     `hf.Model`."""
-    from meshctl.hf.saved import has_weights
+    from meshctl.hf.saved import trained_weights
 
     plan = json.loads(text_of(run.plan))
     saved = {path.name for path in run.checkpoint(step).iterdir() if path.is_dir()}
@@ -111,5 +111,5 @@ def _models(run: RunDir, step: int) -> dict[str, Mapping[str, Any]]:
     return {
         name: args
         for name, args in found.items()
-        if "model" in args and has_weights(run.checkpoint(step), name)
+        if "model" in args and trained_weights(run.checkpoint(step), name)
     }

@@ -14,17 +14,15 @@ resume, and the number of samples is the only position to save.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meshctl.data.errors import DataError, RowError
-from meshctl.data.rows import JsonLines
+from meshctl.data.errors import RowError
+from meshctl.data.rows import open_rows
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import Component, endpoint
 
@@ -33,11 +31,10 @@ class Cycle(Component):
     """Repeats the rows of a file endlessly. `run.steps` or another source ends the run."""
 
     def __init__(self, path: str, seed: int = 0, shuffle: bool = True) -> None:
-        """`path` is the JSON-lines file; a relative path is searched in the folders in which classes of
-        `_target_` are found, the recipe's folder first. `seed` decides the order of the rows in each epoch;
+        """`path` is the file (`data.rows.open_rows`). `seed` decides the order of the rows in each epoch;
         without `shuffle` it is that of the file."""
         self.seed, self.shuffle = seed, shuffle
-        self.rows = read(found(path))
+        self.rows = read(path)
         self._order: tuple[int, Sequence[int]] = (-1, ())
 
     @endpoint
@@ -64,23 +61,10 @@ class Rows(Cycle):
         return len(self.rows)
 
 
-def found(path: str) -> Path:
-    """Returns the first such file in `sys.path`. Raises `DataError` if there is none."""
-    folders = [Path(folder) for folder in sys.path]
-    file = next((folder / path for folder in folders if (folder / path).is_file()), None)
-    if file is None:
-        raise DataError(
-            f"no file {path!r} in the recipe's folder, the working directory, or where modules are found"
-        )
-    return file
-
-
-def read(path: Path) -> Batch:
-    """Returns the columns of a JSON-lines file. Blank lines are skipped. Raises `DataError`."""
-    lines = JsonLines(path)
+def read(path: str) -> Batch:
+    """Returns the columns of a file. Raises `DataError`."""
+    lines = open_rows(path, "")
     rows = [lines[number] for number in range(len(lines))]
-    if not rows:
-        raise DataError(f"{path} has no rows")
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             problem = f"this row has the keys {', '.join(row)}, the first has {', '.join(rows[0])}"

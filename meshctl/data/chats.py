@@ -12,7 +12,6 @@ gets neither these keys nor a key whose value is null.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -32,9 +31,6 @@ ROLES = {
 """The value of `from` -> role."""
 FLAGS = ("weight", "train", "loss_mask")
 """The keys that say whether a message of the assistant is learned."""
-READ = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking"}
-"""The keys of messages that chat templates read."""
-log = logging.getLogger(__name__)
 
 
 class Messages(list[dict[str, Any]]):
@@ -54,50 +50,40 @@ class Messages(list[dict[str, Any]]):
         return [n for n, one in enumerate(self) if n >= start and one["role"] == "assistant"]
 
 
-class Reader:
-    """Reads chats, and names the unknown keys of messages once."""
+def messages_of(value: Any, name: str, role: str = "") -> Messages:
+    """Returns a list of messages with `role` and `content`. With `role`, a text becomes one message of this
+    role. Raises `DataError` for a message that cannot be read. `name` is the key of `value`."""
+    if role and isinstance(value, str):
+        return Messages([{"role": role, "content": value}])
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise DataError(f"`{name}` is not a list of messages")
+    found, unlearned = [], []
+    for number, message in enumerate(value):
+        place = f"{name}[{number}]"
+        found.append(_message(message, place))
+        if not _is_learned(message, found[-1]["role"], place):
+            unlearned.append(number)
+    return Messages(found, unlearned)
 
-    def __init__(self) -> None:
-        self._named: set[str] = set()
 
-    def __call__(self, value: Any, name: str, role: str = "") -> Messages:
-        """Returns a list of messages with `role` and `content`. With `role`, a text becomes one message of
-        this role. Raises `DataError` for a message that cannot be read. `name` is the key of `value`."""
-        if role and isinstance(value, str):
-            return Messages([{"role": role, "content": value}])
-        if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-            raise DataError(f"`{name}` is not a list of messages")
-        found, unlearned = [], []
-        for number, message in enumerate(value):
-            place = f"{name}[{number}]"
-            found.append(self._message(message, place))
-            if not _is_learned(message, found[-1]["role"], place):
-                unlearned.append(number)
-        return Messages(found, unlearned)
-
-    def _message(self, given: Any, place: str) -> dict[str, Any]:
-        if isinstance(given, Mapping) and "role" not in given and "from" in given:
-            role = ROLES.get(given["from"]) if isinstance(given["from"], str) else None
-            if role is None:
-                raise DataError(f"`{place}` is from {given['from']!r:.40}; known are {', '.join(ROLES)}")
-            rest = {key: one for key, one in given.items() if key not in ("from", "value")}
-            given = {"role": role, "content": given.get("value"), **rest}
-        if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
-            raise DataError(f"`{place}` is not an object with `role` and `content`")
-        found = {key: one for key, one in given.items() if one is not None and key not in FLAGS}
-        if "content" not in found and not found.get("tool_calls"):
-            raise DataError(f"`{place}` has no `content`")
-        if isinstance(found.get("content"), list):
-            found["content"] = _joined(found["content"], place)
-        if "tool_calls" in found:
-            found["tool_calls"] = [
-                _call(one) for one in json_list(found["tool_calls"], f"{place}.tool_calls")
-            ]
-        if unknown := sorted(found.keys() - READ - self._named):
-            self._named |= {*unknown}
-            names = ", ".join(f"`{key}`" for key in unknown)
-            log.warning("messages have %s, which a chat template may not read, such as `%s`", names, place)
-        return found
+def _message(given: Any, place: str) -> dict[str, Any]:
+    if isinstance(given, Mapping) and "role" not in given and "from" in given:
+        role = ROLES.get(given["from"]) if isinstance(given["from"], str) else None
+        if role is None:
+            raise DataError(f"`{place}` is from {given['from']!r:.40}; known are {', '.join(ROLES)}")
+        rest = {key: one for key, one in given.items() if key not in ("from", "value")}
+        given = {"role": role, "content": given.get("value"), **rest}
+    if not isinstance(given, Mapping) or not isinstance(given.get("role"), str):
+        raise DataError(f"`{place}` is not an object with `role` and `content`")
+    found = {key: one for key, one in given.items() if one is not None and key not in FLAGS}
+    if "content" not in found and not found.get("tool_calls"):
+        raise DataError(f"`{place}` has no `content`")
+    if isinstance(found.get("content"), list):
+        found["content"] = _joined(found["content"], place)
+    if "tool_calls" in found:
+        calls = json_list(found["tool_calls"], f"{place}.tool_calls")
+        found["tool_calls"] = [_call(one) for one in calls]
+    return found
 
 
 def _joined(parts: Sequence[Any], place: str) -> str:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from meshctl.data.chats import Messages, Reader, json_list
+from meshctl.data.chats import Messages, json_list, messages_of
 from meshctl.data.checks import CHATS
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
@@ -82,7 +82,6 @@ class ChatEncoder(Encoder):
     def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
         super().__init__(tokenizer, learn, fields)
         tokenizer.check_template()
-        self._messages = Reader()
         self._own_keys = {fields.get(name, name) for name in self.FIELDS}
 
     def __call__(self, row: Row) -> Example:
@@ -127,12 +126,12 @@ class ChatEncoder(Encoder):
         """Returns the messages of a row, and the number of the first one that may be learned."""
         form = max(CHATS, key=lambda one: sum(self._has(row, name) for name in one) / len(one))
         if form == ("prompt", "completion"):
-            prompt = self._messages(self._value(row, "prompt"), "prompt", "user")
-            completion = self._messages(self._value(row, "completion"), "completion", "assistant")
+            prompt = messages_of(self._value(row, "prompt"), "prompt", "user")
+            completion = messages_of(self._value(row, "completion"), "completion", "assistant")
             return prompt.followed_by(completion), len(prompt)
         if form == ("instruction", "output"):
-            return self._messages(self._turns(row), "history"), 0
-        return self._messages(self._value(row, form[0]), form[0]), 0
+            return messages_of(self._turns(row), "history"), 0
+        return messages_of(self._value(row, form[0]), form[0]), 0
 
     def _turns(self, row: Row) -> list[Mapping[str, Any]]:
         """Returns the messages of an instruction with its output, and of earlier ones in `history`."""
@@ -195,10 +194,6 @@ class PairsEncoder(Encoder):
     FIELDS = ("prompt", *SIDES)
     CAN_PACK = False
 
-    def __init__(self, tokenizer: Tokenizer, learn: str, fields: Mapping[str, str]) -> None:
-        super().__init__(tokenizer, learn, fields)
-        self._messages = Reader()
-
     def __call__(self, row: Row) -> Example:
         names = [name for name in self.FIELDS if name in self.SIDES or self._has(row, name)]
         is_plain = all(isinstance(self._value(row, name), str) for name in names)
@@ -217,11 +212,11 @@ class PairsEncoder(Encoder):
 
     def _chats(self, row: Row) -> list[tuple[list[int], list[bool]]]:
         self._tokenizer.check_template()
-        sides = [self._messages(self._value(row, side), side, "assistant") for side in self.SIDES]
+        sides = [messages_of(self._value(row, side), side, "assistant") for side in self.SIDES]
         start, given = _common(*sides), self._value(row, "prompt") if self._has(row, "prompt") else None
         is_repeated = isinstance(given, str) and any(one.get("content") == given for one in sides[0][:start])
         if given is not None and not is_repeated:
-            prompt = self._messages(given, "prompt", "user")
+            prompt = messages_of(given, "prompt", "user")
             sides = [prompt.followed_by(side) for side in sides]
             start = len(prompt)
         return [self._tokenizer.chat(side, None, side.answers(start)) for side in sides]
@@ -241,7 +236,7 @@ class PromptsEncoder(Encoder):
         """`as_chat` is whether a text is the message of a user. `system` is the first message of each chat
         that has no such message; empty for none."""
         super().__init__(tokenizer, "", fields)
-        self._as_chat, self._system, self._messages = as_chat, system, Reader()
+        self._as_chat, self._system = as_chat, system
 
     def __call__(self, row: Row) -> Example:
         prompt = self._value(row, "prompt")
@@ -255,7 +250,7 @@ class PromptsEncoder(Encoder):
         prompt = self._value(row, "prompt")
         if self._is_plain(prompt):
             return str(prompt)
-        chat: list[dict[str, Any]] = self._messages(prompt, "prompt", "user")
+        chat: list[dict[str, Any]] = messages_of(prompt, "prompt", "user")
         if self._system and chat[0]["role"] != "system":
             chat = [{"role": "system", "content": self._system}, *chat]
         return self._tokenizer.rendered_prompt(chat, self._tools(row))

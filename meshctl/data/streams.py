@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import count, islice
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,28 +46,6 @@ from meshctl.runtime.component import Component, endpoint
 log = logging.getLogger(__name__)
 WINDOW = 512
 """The number of parts of rows that are packed together."""
-
-
-class RowStream(Protocol):
-    """Rows that are read in order, epoch by epoch."""
-
-    def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
-        """Yields the place and the content of each row, in the order of this epoch."""
-        ...
-
-
-@dataclass(frozen=True)
-class Shuffled:
-    """A stream of rows that can be read by number. With `shuffle`, each epoch has a random order."""
-
-    rows: Rows
-    shuffle: bool
-    seed: int
-
-    def epoch(self, number: int) -> Iterator[tuple[str, Row]]:
-        size = len(self.rows)
-        for index in Permutation(size, self.seed, number) if self.shuffle else range(size):
-            yield self.rows.place(index), self.rows[index]
 
 
 @dataclass(frozen=True)
@@ -120,8 +99,8 @@ class Stream(Component):
         self._encode = self.ENCODER(loaded, learn, fields or {})
         if keep and over_length == "split":
             raise DataError("`keep` needs one sample for each row: leave out `over_length: split`")
-        self._rows = _open_stream(path, split, shuffle=shuffle, seed=seed, buffer=buffer)
-        first = next(self._rows.epoch(0), None)
+        self._rows, self._epoch = _opened(path, split, seed, buffer if shuffle else 0)
+        first = next(self._epoch(0), None)
         if first is None:
             raise DataError(f"{path} has no rows")
         self._kept = [Kept.of(name, name, first[1]) for name in keep]
@@ -165,7 +144,7 @@ class Stream(Component):
 
     def _all_samples(self) -> Iterator[Sample]:
         for epoch in count() if self._repeat else range(1):
-            rows, is_empty = self._expanded(self._rows.epoch(epoch)), True
+            rows, is_empty = self._expanded(self._epoch(epoch)), True
             samples = (Sample(place, row) for place, row in rows)
             for sample in self._encoded(rows) if self._is_counted else samples:
                 yield sample
@@ -218,16 +197,16 @@ class Stream(Component):
 
     def problems(self) -> Iterator[str]:
         """Yields for each row why it cannot be used, with its place, or an empty text."""
-        if not isinstance(self._rows, Shuffled):
-            yield from (self._problem(place, row) for place, row in self._rows.epoch(0))
+        if self._rows is None:
+            yield from (self._problem(place, row) for place, row in self._epoch(0))
             return
-        for number in range(len(self._rows.rows)):
+        for number in range(len(self._rows)):
             try:
-                row = self._rows.rows[number]
+                row = self._rows[number]
             except RowError as error:
                 yield str(error)
             else:
-                yield self._problem(self._rows.rows.place(number), row)
+                yield self._problem(self._rows.place(number), row)
 
     def _problem(self, place: str, row: Row) -> str:
         try:
@@ -256,14 +235,19 @@ class PairsStream(PairsRows, Stream):
     """Reads the rows of `Pairs` in order."""
 
 
-def _open_stream(path: str, split: str, *, shuffle: bool, seed: int, buffer: int) -> RowStream:
-    window = buffer if shuffle else 0
-    if saved_folder(path):
-        return Shuffled(open_rows(path, split), shuffle, seed)
-    files = files_of(path, split)
+def _opened(path: str, split: str, seed: int, buffer: int) -> tuple[Rows | None, tables.Epoch]:
+    """Returns the rows, if they can be read by number, and the function that yields those of an epoch. If
+    `buffer` is 0, each epoch has the order of the data."""
+    files = [] if saved_folder(path) else files_of(path, split)
     if files and all(file.suffix == ".parquet" for file in files):
-        return tables.ParquetStream(files, seed, window)
-    if files:
-        return Shuffled(open_rows(path, split), shuffle, seed)
-    check_hub_name(path)
-    return tables.hub_stream(path, split, seed=seed, buffer=window)
+        return None, partial(tables.parquet_stream, files, seed, buffer)
+    if not files and not saved_folder(path):
+        check_hub_name(path)
+        return None, tables.hub_stream(path, split, seed=seed, buffer=buffer)
+    rows = open_rows(path, split)
+
+    def epoch(number: int) -> Iterator[tables.PlacedRow]:
+        for index in Permutation(len(rows), seed, number) if buffer else range(len(rows)):
+            yield rows.place(index), rows[index]
+
+    return rows, epoch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,6 +16,12 @@ from meshctl.split_files import data_suffix
 
 ROWS_AT_ONCE = 256
 """The number of rows of a parquet file that are in memory at the same time."""
+
+
+PlacedRow = tuple[str, Mapping[str, Any]]
+"""The place of a row for messages, and the row."""
+Epoch = Callable[[int], Iterator[PlacedRow]]
+"""A function of the number of an epoch. It yields all rows, in the order of this epoch."""
 
 
 class ArrowRow(dict[str, Any]):
@@ -41,54 +47,34 @@ class Table:
         return f"{self._name}, row {number}"
 
 
-class HubStream:
-    """The rows of a `datasets.IterableDataset`, which can only be read in order."""
+def parquet_stream(files: Sequence[Path], seed: int, buffer: int, epoch: int) -> Iterator[PlacedRow]:
+    """Yields the rows of parquet files, read in order. If `buffer` is not 0, each row is drawn at random from
+    `buffer` rows in memory. Raises `DataError` for an unreadable file."""
+    held, draw = list[PlacedRow](), random.Random(f"{seed} {epoch}")
+    for row in _in_order(files):
+        if len(held) < buffer:
+            held.append(row)
+        elif not buffer:
+            yield row
+        else:
+            index = draw.randrange(buffer)
+            held[index], row = row, held[index]
+            yield row
+    draw.shuffle(held)
+    yield from held
 
-    def __init__(self, name: str, dataset: Any) -> None:
-        self._name, self._dataset = name, dataset
 
-    def epoch(self, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yields the place and the content of each row, in the order of this epoch."""
-        self._dataset.set_epoch(number)
-        for count, row in enumerate(self._dataset):
-            yield f"{self._name}, row {count} of epoch {number}", ArrowRow(row)
-
-
-class ParquetStream:
-    """The rows of parquet files, read in order. If `buffer` is not 0, each row is drawn at random from
-    `buffer` rows in memory."""
-
-    def __init__(self, files: Sequence[Path], seed: int, buffer: int) -> None:
-        self._files, self._seed, self._buffer = files, seed, buffer
-
-    def epoch(self, number: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yields the place and the content of each row, in the order of this epoch. Raises `DataError` for an
-        unreadable file."""
-        rows, held = self._in_order(), list[tuple[str, Mapping[str, Any]]]()
-        draw = random.Random(f"{self._seed} {number}")
-        for row in rows:
-            if len(held) < self._buffer:
-                held.append(row)
-            elif not self._buffer:
-                yield row
-            else:
-                index = draw.randrange(self._buffer)
-                held[index], row = row, held[index]
-                yield row
-        draw.shuffle(held)
-        yield from held
-
-    def _in_order(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        with extra("hf"):
-            import pyarrow
-            from pyarrow import parquet
-        for path in self._files:
-            try:
-                parts = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE)
-                rows = (ArrowRow(row) for part in parts for row in part.to_pylist())
-                yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
-            except (OSError, pyarrow.ArrowException) as error:
-                raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
+def _in_order(files: Sequence[Path]) -> Iterator[PlacedRow]:
+    with extra("hf"):
+        import pyarrow
+        from pyarrow import parquet
+    for path in files:
+        try:
+            parts = parquet.ParquetFile(path).iter_batches(batch_size=ROWS_AT_ONCE)
+            rows = (ArrowRow(row) for part in parts for row in part.to_pylist())
+            yield from ((f"{path}, row {number}", row) for number, row in enumerate(rows))
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
 def from_file(path: Path, file: Path | BinaryIO) -> Table:
@@ -131,13 +117,18 @@ def from_hub(name: str, split: str) -> Table:
     return Table(f"dataset {name}[{split}]", _loaded(name, split, is_stream=False), is_arrow=False)
 
 
-def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> HubStream:
+def hub_stream(name: str, split: str, *, seed: int, buffer: int) -> Epoch:
     """Opens a dataset of the hub that is read in order and not stored. If `buffer` is not 0, each row is
     drawn at random from `buffer` rows in memory. Raises `DataError` if opening fails."""
     dataset = _loaded(name, split, is_stream=True)
-    return HubStream(
-        f"dataset {name}[{split}]", dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset
-    )
+    dataset = dataset.shuffle(seed=seed, buffer_size=buffer) if buffer else dataset
+
+    def rows(epoch: int) -> Iterator[PlacedRow]:
+        dataset.set_epoch(epoch)
+        for count, row in enumerate(dataset):
+            yield f"dataset {name}[{split}], row {count} of epoch {epoch}", ArrowRow(row)
+
+    return rows
 
 
 def _loaded(name: str, split: str, *, is_stream: bool) -> Any:

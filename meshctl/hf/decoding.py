@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,18 +100,22 @@ class Waiting:
     """The texts that end an answer."""
 
 
+class Running(NamedTuple):
+    """An answer that has begun."""
+
+    request: Waiting
+    index: int
+    """Its index among the answers of the request."""
+    changes: list[tuple[int, int]]
+    """The versions of the weights, as (position of the first token, version)."""
+
+
 @dataclass(eq=False)
 class Rows:
     """The answers that are running, and of those that have ended some that are still in the cache."""
 
     forward: CachedForward
-    names: list[tuple[Any, int]]
-    """The key of the request of each row, and the index among its answers."""
-    prompts: list[Tensor]
-    changes: list[list[tuple[int, int]]]
-    """The versions of the weights of each row, as (position of the first token, version)."""
-    stops: list[tuple[str, ...]]
-    """The texts that end each row."""
+    answers: list[Running]
     logits: Tensor
     """`[rows, vocabulary]`: those of the next token."""
     random: Tensor
@@ -128,31 +132,24 @@ class Rows:
     """bool `[rows]`: False for an answer that has ended."""
 
     def __post_init__(self) -> None:
-        self.numbers = torch.arange(len(self.names), device=self.logits.device)
+        self.numbers = torch.arange(len(self.answers), device=self.logits.device)
 
     def select(self, kept: Tensor) -> None:
         """Keeps these of the rows. `kept` is int64."""
         self.forward.select(kept)
         self.forward.trim()
-        numbers = kept.tolist()
-        self.names = [self.names[row] for row in numbers]
-        self.prompts = [self.prompts[row] for row in numbers]
-        self.changes = [self.changes[row] for row in numbers]
-        self.stops = [self.stops[row] for row in numbers]
+        self.answers = [self.answers[row] for row in kept.tolist()]
         for name in TENSORS:
             setattr(self, name, getattr(self, name)[kept])
-        self.numbers = self.numbers[: len(numbers)]
+        self.numbers = self.numbers[: len(self.answers)]
 
     def join(self, other: Rows) -> None:
         """Adds the rows of `other`."""
         self.forward.join(other.forward)
-        self.names += other.names
-        self.prompts += other.prompts
-        self.changes += other.changes
-        self.stops += other.stops
+        self.answers += other.answers
         for name in TENSORS:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
-        self.numbers = torch.arange(len(self.names), device=self.logits.device)
+        self.numbers = torch.arange(len(self.answers), device=self.logits.device)
 
 
 def _versions(changes: Sequence[tuple[int, int]], length: int) -> list[int]:
@@ -202,7 +199,7 @@ class HfStepper:
     def abort(self, key: Any) -> None:
         self._waiting = deque(one for one in self._waiting if one.key != key)
         if rows := self._rows:
-            is_other = [name != key for name, _ in rows.names]
+            is_other = [one.request.key != key for one in rows.answers]
             rows.is_open &= torch.tensor(is_other, device=rows.is_open.device)
             self._open = int(rows.is_open.sum())
         if not self._open:
@@ -211,8 +208,8 @@ class HfStepper:
     def reload(self, version: int) -> None:
         self._version, self._is_stale = version, self._rows is not None
         if rows := self._rows:
-            for changes, position in zip(rows.changes, rows.position.tolist(), strict=True):
-                changes.append((position, version))
+            for one, position in zip(rows.answers, rows.position.tolist(), strict=True):
+                one.changes.append((position, version))
 
     def drop(self) -> None:
         self._waiting.clear()
@@ -225,7 +222,7 @@ class HfStepper:
             self._compute_again(self._rows)
         if admitted := self._admitted():
             new = self._begun(admitted)
-            self._open += len(new.names)
+            self._open += len(new.answers)
             if self._rows is None:
                 self._rows = new
             else:
@@ -234,14 +231,14 @@ class HfStepper:
         rows = self._rows
         assert rows is not None
         at = rows.numbers, rows.position
-        if self._open < len(rows.names):  # an ended answer may have all of its tokens
+        if self._open < len(rows.answers):  # an ended answer may have all of its tokens
             at = rows.numbers, rows.position.clamp(max=self._max_new_tokens - 1)
         logprobs = self._sampling.logprobs(rows.logits)
         tokens = self._sampling.draw(logprobs, rows.random[at])
         rows.tokens[at], rows.logprobs[at] = tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
         rows.position += rows.is_open
         has_stopped = torch.isin(tokens, self._ends)
-        if any(rows.stops):
+        if any(one.request.stops for one in rows.answers):
             has_stopped |= self._ends_with_text(rows)
         has_ended = rows.is_open & (has_stopped | (rows.position == rows.most))
         ended = self._ended(rows, has_ended, has_stopped)
@@ -249,7 +246,7 @@ class HfStepper:
         if not self._open:
             self._rows = None
         else:
-            if self._open <= (1 - MAX_ENDED) * len(rows.names):
+            if self._open <= (1 - MAX_ENDED) * len(rows.answers):
                 tokens = tokens[rows.is_open]
                 self._remove_ended()
             rows.logits = rows.forward(tokens[:, None])[:, -1]
@@ -264,12 +261,13 @@ class HfStepper:
         columns = (rows.tokens, rows.logprobs, rows.position, has_stopped)
         found = []
         for row, tokens, logprobs, length, stopped in zip(
-            numbers, *(one[has_ended].tolist() for one in columns), strict=True
+            numbers, *(column[has_ended].tolist() for column in columns), strict=True
         ):
-            versions = _versions(rows.changes[row], length) if self._version is not None else []
+            one = rows.answers[row]
+            versions = _versions(one.changes, length) if self._version is not None else []
             reason = "stop" if stopped else "length"
             answer = Answer(tokens[:length], logprobs[:length], reason, versions)
-            found.append((*rows.names[row], answer))
+            found.append((one.request.key, one.index, answer))
         return found
 
     def _compute_again(self, rows: Rows) -> None:
@@ -278,19 +276,19 @@ class HfStepper:
         self._remove_ended()
         lengths = rows.position.tolist()
         sampled = [row[:length].cpu() for row, length in zip(rows.tokens, lengths, strict=True)]
-        texts = [torch.cat(pair) for pair in zip(rows.prompts, sampled, strict=True)]
+        texts = [torch.cat([one.request.prompt, own]) for one, own in zip(rows.answers, sampled, strict=True)]
         ids, is_real = padded_left(texts, self._model.device)
         rows.forward = CachedForward(self._model, is_real)
         rows.logits = rows.forward(ids)[:, -1]
 
     def _remove_ended(self) -> None:
-        if self._rows is not None and self._open < len(self._rows.names):
+        if self._rows is not None and self._open < len(self._rows.answers):
             self._rows.select(self._rows.is_open.nonzero()[:, 0])
 
     def _ends_with_text(self, rows: Rows) -> Tensor:
         """Returns bool `[rows]`: whether the last tokens of a running answer have a stop text."""
         places = rows.is_open.nonzero()[:, 0]
-        stops = [rows.stops[place] for place in places.tolist()]
+        stops = [rows.answers[place].request.stops for place in places.tolist()]
         # A token is at least one byte.
         windows = [max((len(text.encode()) for text in some), default=0) + TEXT_MARGIN for some in stops]
         texts, lengths = rows.tokens[places].tolist(), rows.position[places].tolist()
@@ -313,7 +311,8 @@ class HfStepper:
         least = min(len(self._waiting[0].left), MAX_ENDED * self._max_rows) if self._waiting else 0
         if not self._waiting or (self._open and room < least):
             return []
-        longest = max(map(len, self._rows.prompts), default=0) if self._rows and self._open else 0
+        running = self._rows.answers if self._rows and self._open else []
+        longest = max((len(one.request.prompt) for one in running), default=0)
         count = self._open
         while self._waiting and room:
             first = self._waiting[0]
@@ -344,12 +343,10 @@ class HfStepper:
             logits = logits[index]
         seeds = torch.tensor([seed for _, begun in admitted for _, seed in begun], dtype=torch.int64)
         count, dtype = len(owners), torch.float64 if logits.dtype == torch.float64 else torch.float32
+        version = UNKNOWN if self._version is None else self._version
         return Rows(
             forward,
-            [(one.key, index) for one, begun in admitted for index, _ in begun],
-            [admitted[owner][0].prompt for owner in owners],
-            [[(0, UNKNOWN if self._version is None else self._version)] for _ in owners],
-            [admitted[owner][0].stops for owner in owners],
+            [Running(one, index, [(0, version)]) for one, begun in admitted for index, _ in begun],
             logits,
             random=uniforms(seeds, most).to(device),
             tokens=torch.zeros((count, most), dtype=torch.int64, device=device),

@@ -45,7 +45,7 @@ from meshctl.hf.parity import ParityCheck
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.pipeline import Passes, PipelinePasses, by_tokens, inference
 from meshctl.hf.router_loss import RouterLoss
-from meshctl.hf.stages import outlines_of_all, tensors_of_all
+from meshctl.hf.stages import of_all_stages
 from meshctl.hf.texts import Texts, check_borders, check_positions, joined, texts_of
 from meshctl.hf.training import LearningRates, Sums, Trainer, make_optimizer, not_finite
 from meshctl.hf.transformers_api import HEADS, DiskFormat, outline
@@ -603,9 +603,7 @@ class Model(Component):
         shapes, tensors = weights.outlines(self.module), weights.merged_weights(self.module)
         if self.mesh.size("pp") > 1:
             names = [*weights.outlines(outline(self.module.config, self.head))]
-            pp = self.collective("pp")
-            shapes, owners = outlines_of_all(shapes, names, pp)
-            tensors = tensors_of_all(tensors, shapes, owners, pp)
+            shapes, tensors = of_all_stages(shapes, tensors, names, self.collective("pp"))
         export(self._disk, shapes, tensors, path, self.collective("world"), file_bytes)
         if self.rank == 0:
             copy_companions(self.model, self.export_tokenizer, self.config, path, self.extended_tokenizer)
@@ -614,11 +612,11 @@ class Model(Component):
     def _export_adapter(self, path: Path) -> None:
         tensors, config = weights.adapter_of(self.module), cast(Any, self.module).adapter_config
         if self.mesh.size("pp") > 1 and self.lora:
-            whole, pp = outline(self.module.config, self.head), self.collective("pp")
+            whole = outline(self.module.config, self.head)
             peft_api.inject(whole, self.lora)
             own = {name: one.to("meta") for name, one in weights.adapter_of(self.module)}
-            shapes, owners = outlines_of_all(own, [name for name, _ in weights.adapter_of(whole)], pp)
-            tensors = tensors_of_all(tensors, shapes, owners, pp)
+            names = [name for name, _ in weights.adapter_of(whole)]
+            _, tensors = of_all_stages(own, tensors, names, self.collective("pp"))
         base = self.model if isinstance(self.model, str) else ""
         export_adapter(config, base, tensors, path, self.collective("world"))
 

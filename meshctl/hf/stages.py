@@ -31,21 +31,6 @@ FIRST_NAMES = "_meshctl_first_names"
 """The attribute of a divided model with its tied parameters: second name -> first name."""
 
 
-@dataclass(frozen=True)
-class StageParts:
-    """The modules of a model that pipeline stages divide."""
-
-    base: Any
-    """The model without its head. Its attributes are those of `DIVIDED`."""
-    head: str
-    """The attribute of the model with its head."""
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        layers: nn.ModuleList = self.base._modules["layers"]
-        return layers
-
-
 class Absent(nn.Module):
     """Stands in place of a module that another rank or another stage holds, and returns its input."""
 
@@ -53,9 +38,10 @@ class Absent(nn.Module):
         return hidden
 
 
-def parts_of(model: Any) -> StageParts:
-    """Returns the parts of a model. Raises `ModelError` if transformers has no plan that divides the model
-    into these parts."""
+def parts_of(model: Any) -> tuple[Any, nn.ModuleList, str]:
+    """Returns the parts of a model: the model without its head, whose attributes are those of `DIVIDED`, its
+    layers, and the attribute with the head. Raises `ModelError` if transformers has no plan that divides the
+    model into these parts."""
     base, plan = model.base_model, getattr(model.config, "base_model_pp_plan", None) or {}
     heads = [name for name in ("lm_head", "score") if isinstance(getattr(model, name, None), nn.Module)]
     if {*plan} != {*DIVIDED} or base is model or len(heads) != 1:
@@ -63,22 +49,21 @@ def parts_of(model: Any) -> StageParts:
             f"`{type(model).__name__}` cannot be divided over pp: transformers has no pipeline plan of an "
             "embedding, layers and a norm for it; use fsdp or tp"
         )
-    return StageParts(base, heads[0])
+    return base, base._modules["layers"], heads[0]
 
 
 def costs_of(config: Any, head: str) -> tuple[list[float], float]:
     """Returns the costs of each layer and of the head: the number of parameters with which a token is
     multiplied."""
     model = transformers_api.outline(config, head)
-    parts = parts_of(model)
+    _, layers, name = parts_of(model)
     text = config.get_text_config()
     experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None) or 1
     used = (getattr(text, "num_experts_per_tok", None) or 1) / experts
     costs = [
-        sum(one.numel() * (used if one.ndim == 3 else 1) for one in layer.parameters())
-        for layer in parts.layers
+        sum(one.numel() * (used if one.ndim == 3 else 1) for one in layer.parameters()) for layer in layers
     ]
-    return costs, float(sum(one.numel() for one in getattr(model, parts.head).parameters()))
+    return costs, float(sum(one.numel() for one in getattr(model, name).parameters()))
 
 
 def untie(model: Any) -> None:
@@ -168,15 +153,15 @@ class Stages:
 def drop_other_stages(model: Any, stages: Stages) -> None:
     """Drops the modules of other stages from a model in place. Raises `ModelError` if transformers has no
     pipeline plan for the model."""
-    parts = parts_of(model)
-    for number in range(len(parts.layers)):
+    base, layers, head = parts_of(model)
+    for number in range(len(layers)):
         if not stages.holds(number):
-            parts.layers[number] = Absent()
+            layers[number] = Absent()
     if 0 not in stages.own:
-        parts.base.embed_tokens = Absent()
+        base.embed_tokens = Absent()
     if stages.last not in stages.own:
-        parts.base.norm = Absent()
-        setattr(model, parts.head, Absent())
+        base.norm = Absent()
+        setattr(model, head, Absent())
     untie(model)
     setattr(model, STAGES, stages)
 
@@ -188,7 +173,7 @@ class StagedModel:
         """`model` has the modules of this rank only (`drop_other_stages`)."""
         self._model = model
         self.stages: Stages = getattr(model, STAGES)
-        self._parts = parts_of(model)
+        self._base, self._layers, self._head = parts_of(model)
         self._checked: set[int] = set()
 
     def hidden(self, stage: int, forward: Callable[[], object], received: Tensor | None) -> Tensor:
@@ -198,8 +183,8 @@ class StagedModel:
         after: list[Tensor] = []
         with (
             self._with_layers_of(stage, received, after),
-            _with_attribute(self._parts.base, "norm", Absent()),
-            _with_attribute(self._model, self._parts.head, head),
+            _with_attribute(self._base, "norm", Absent()),
+            _with_attribute(self._model, self._head, head),
         ):
             forward()
         assert head.received is not None
@@ -222,7 +207,7 @@ class StagedModel:
         model calls its first layer with `received`, and appends the result of its last layer to `after`."""
         own = self.stages.layers[stage]
         absent = Absent()
-        every = [layer if number in own else absent for number, layer in enumerate(self._parts.layers)]
+        every = [layer if number in own else absent for number, layer in enumerate(self._layers)]
         handles = []
         if stage not in self._checked:
 
@@ -233,11 +218,11 @@ class StagedModel:
             def behind(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
                 after.append(output[0] if isinstance(output, tuple) else output)
 
-            first, last = self._parts.layers[own.start], self._parts.layers[own.stop - 1]
+            first, last = self._layers[own.start], self._layers[own.stop - 1]
             handles = [first.register_forward_pre_hook(before, with_kwargs=True)]
             handles.append(last.register_forward_hook(behind))
         try:
-            with _with_attribute(self._parts.base, "layers", every):
+            with _with_attribute(self._base, "layers", every):
                 yield
         finally:
             for handle in handles:
@@ -278,11 +263,13 @@ Outlines = Mapping[str, Tensor]
 """Name -> tensor of torch's `meta` device with the whole shape."""
 
 
-def outlines_of_all(own: Outlines, names: Sequence[str], pp: Collective) -> tuple[Outlines, dict[str, int]]:
-    """Returns the outlines of the weights of all stages, and name -> the pp rank that has the weight.
+def of_all_stages(
+    own: Outlines, tensors: Iterable[tuple[str, Tensor]], names: Sequence[str], pp: Collective
+) -> tuple[Outlines, Iterator[tuple[str, Tensor]]]:
+    """Returns the outlines of the weights of all stages, and an iterator of (name, whole tensor) for them.
 
-    `own` are those of this rank, and `names` are the names of the whole model, in order. All ranks of `pp`
-    call this together.
+    `own` and `tensors` are the outlines and the shards of this rank, in the order of `names`, the names of
+    the whole model. All ranks of `pp` call this together, iterate together, and hold one tensor at a time.
     """
     rows = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in own.items()}
     every = pp.all_gather_object(rows)
@@ -291,21 +278,14 @@ def outlines_of_all(own: Outlines, names: Sequence[str], pp: Collective) -> tupl
     for name, owner in owners.items():
         shape, dtype = every[owner][name]
         found[name] = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-    return found, owners
 
+    def whole() -> Iterator[tuple[str, Tensor]]:
+        remaining = iter(tensors)
+        for name, outline in found.items():
+            if owners[name] == pp.rank:
+                tensor = whole_of(next(one for key, one in remaining if key == name)).contiguous()
+            else:
+                tensor = torch.empty(outline.shape, dtype=outline.dtype, device=pp.device)
+            yield name, pp.broadcast(tensor, owners[name])
 
-def tensors_of_all(
-    own: Iterable[tuple[str, Tensor]], shapes: Outlines, owners: Mapping[str, int], pp: Collective
-) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, whole tensor) for the weights of all stages, in the order of `shapes`.
-
-    `own` are the pairs (name, shard) of this rank, in the same order. All ranks of `pp` iterate together, and
-    hold one tensor at a time.
-    """
-    remaining = iter(own)
-    for name, shape in shapes.items():
-        if owners[name] == pp.rank:
-            tensor = whole_of(next(one for key, one in remaining if key == name)).contiguous()
-        else:
-            tensor = torch.empty(shape.shape, dtype=shape.dtype, device=pp.device)
-        yield name, pp.broadcast(tensor, owners[name])
+    return found, whole()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from meshctl.dataclass import dataclass
 from meshctl.labels import IGNORED
-from meshctl.named_function import import_function
+from meshctl.named_function import import_function, parameters_of
 from meshctl.runtime.component import ComponentError
 
 LOSSES = {
@@ -39,8 +39,6 @@ LOSSES = {
     "distill": "meshctl.losses.distill.distill",
 }
 """Name of a loss -> dotted path of its function."""
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SWITCHES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "ref_logprobs": {"kl": ()},
     "logprobs": {"divergence": ("sampled",)},
@@ -123,24 +121,17 @@ def find_function(kind: type[Found], name: str, options: Mapping[str, Any]) -> F
     """Returns the function `name` with these options. `name` is a key of `kind.TABLE`, or a dotted path.
     Raises `LossError` for an unknown name or option."""
     function = import_function(kind.KIND, kind.TABLE, name, LossError)
-    parameters = inspect.signature(function).parameters.values()
-    inputs = [one for one in parameters if one.kind in POSITIONAL]
-    known = {one.name: one.default for one in parameters if one.kind is KEYWORD}
-    if unknown := [option for option in options if option not in known]:
-        raise LossError(
-            f"{kind.KIND} `{name}` has no option `{unknown[0]}`; its options are {', '.join(known) or 'none'}"
-        )
-    needs = {one.name: _is_needed(one, {**known, **options}) for one in inputs}
-    required = tuple(name for name, is_needed in needs.items() if is_needed)
-    optional = tuple(name for name, is_needed in needs.items() if is_needed is None)
-    return kind(name, function, options, required, optional)
+    found = parameters_of(f"{kind.KIND} `{name}`", function, options, LossError)
+    defaults = {one.name: one.default for one in inspect.signature(function).parameters.values()}
+    needs = {one: _is_needed(one, {**defaults, **options}) for one in found.optional}
+    required = tuple(one for one, is_needed in needs.items() if is_needed)
+    optional = tuple(one for one, is_needed in needs.items() if is_needed is None)
+    return kind(name, function, options, (*found.required, *required), optional)
 
 
-def _is_needed(parameter: inspect.Parameter, options: Mapping[str, Any]) -> bool | None:
-    """Returns whether an input is required, or not used; None for an optional input."""
-    if parameter.default is parameter.empty:
-        return True
-    for option, values in SWITCHES.get(parameter.name, {}).items():
+def _is_needed(name: str, options: Mapping[str, Any]) -> bool | None:
+    """Returns whether an input with a default is required, or not used; None for an optional input."""
+    for option, values in SWITCHES.get(name, {}).items():
         if option in options and values:
             return True if options[option] in values else None
         if option in options:

@@ -1,5 +1,11 @@
 """The worker processes of a reward component, which score samples within a time limit.
 
+parent                                           worker process
+{path, functions}                        ->      imports the functions
+                                         <-      {required, optional}, or {error}
+{column: value} of a sample              ->      calls the functions
+                                         <-      [reward, {metric: number}, failure]
+
 A process scores one sample at a time. One that takes longer than the limit is killed together with the
 processes that it has started, and another one takes its place. The other processes go on meanwhile.
 """
@@ -10,14 +16,24 @@ import select
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
-from meshctl.rewards.functions import Choice, FunctionError, Score
-from meshctl.runtime.child_process import Process, receive, send
+from meshctl.rewards.functions import Choice, FunctionError, Score, Scorer
+from meshctl.runtime.child_process import Process, imported, receive, send
 
-NEVER = float("inf")
+NEVER, WHAT = float("inf"), "reward function"
 Row = Mapping[str, Any]
 """Column -> value of a sample."""
+
+
+def main(connection: Connection, first: Mapping[str, Any]) -> None:
+    """Runs a worker process, until the parent closes the connection."""
+    choices = [Choice(*choice) for choice in first["functions"]]
+    if scorer := imported(connection, WHAT, FunctionError, lambda: Scorer(choices)):
+        while True:
+            score = scorer.score(receive(connection))
+            send(connection, [score.reward, dict(score.metrics), score.failure])
 
 
 class RewardProcess(Process):
@@ -26,7 +42,7 @@ class RewardProcess(Process):
     def __init__(self, choices: Sequence[Choice]) -> None:
         """Starts the process, which then imports the functions."""
         functions = [[choice.name, choice.weight, dict(choice.options)] for choice in choices]
-        super().__init__("meshctl.rewards.child", {"functions": functions})
+        super().__init__(__name__, {"functions": functions})
         self.sample: int | None = None
         """The sample that it scores; None if it waits for one."""
         self.is_ready = False
@@ -35,15 +51,12 @@ class RewardProcess(Process):
     def wait_until_ready(self) -> Mapping[str, Sequence[str]]:
         """Returns the columns `required` and `optional` of the functions. Raises `FunctionError` if the
         functions cannot be imported."""
-        try:
-            answer = receive(self.connection)
-        except EOFError:
-            answer = {"error": f"the process that imports the reward function {self.how_it_ended()}"}
+        answer = self.columns(WHAT)
         if "error" in answer:
             self.kill()
             raise FunctionError(answer["error"])
         self.is_ready = True
-        return answer  # type: ignore[no-any-return]
+        return answer
 
     def begin(self, sample: int, row: Row, timeout_s: float) -> None:
         """Sends a sample to the process, which begins to score it."""

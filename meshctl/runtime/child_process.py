@@ -1,6 +1,6 @@
 """A child process of a worker that runs code of users, and the messages between both. It does not load torch.
 
-    process = Process("meshctl.rewards.child", first)        parent
+    process = Process("meshctl.rewards.processes", first)        parent
     send(process.connection, row); receive(process.connection)
 
     main(connection, first)                                  the function of the module, in the child
@@ -16,11 +16,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 
@@ -39,6 +40,18 @@ EXIT_S = 1.0
 POLL_S = 0.01
 TUPLE, LONG = 1, 2
 """msgpack's extension types."""
+
+
+class HasColumns(Protocol):
+    """A function of a user, and the columns that it takes."""
+
+    @property
+    def required(self) -> Sequence[str]: ...
+    @property
+    def optional(self) -> Sequence[str] | None: ...
+
+
+T = TypeVar("T", bound=HasColumns)
 
 
 class MessageError(ValueError):
@@ -66,6 +79,15 @@ class Process:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def columns(self, what: str) -> Mapping[str, Any]:
+        """Returns the first answer of the process: the columns `required` and `optional` of the user's
+        function, or an `error`. `what` is the kind of the function."""
+        try:
+            found: Mapping[str, Any] = receive(self.connection)
+        except EOFError:
+            found = {"error": f"the process that imports the {what} {self.how_it_ended()}"}
+        return found
 
     def how_it_ended(self) -> str:
         """Returns how a process has ended that closed its connection, as `was killed by SIGSEGV`. Ends the
@@ -97,8 +119,20 @@ def begin(module: str, parent: str, descriptor: str) -> None:
         import_module(module).main(connection, first)
 
 
-def import_error(what: str, error: BaseException) -> str:
-    """Returns the message for an exception of a user's module. `what` is the kind of its function."""
+def imported(connection: Connection, what: str, known: type[Exception], find: Callable[[], T]) -> T | None:
+    """Returns the user's function that `find` imports, which has the columns `required` and `optional`, and
+    sends these. If it raises, sends an error and returns None. `known` is the class of errors whose text is
+    enough, and `what` the kind of the function."""
+    try:
+        found = find()
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        send(connection, {"error": str(error) if isinstance(error, known) else _import_error(what, error)})
+        return None
+    send(connection, {"required": found.required, "optional": found.optional})
+    return found
+
+
+def _import_error(what: str, error: BaseException) -> str:
     trace: Any = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

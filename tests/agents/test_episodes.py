@@ -61,7 +61,7 @@ def test_an_episode_is_a_conversation_in_which_sampled_text_is_marked(tmp_path: 
 
 def repeated(one: KeptEpisode, **spec: Any) -> tuple[str, Repeated]:
     replies = Repeated(one)
-    return asyncio.run(replay(one, replies, {**EMPTY, **spec}, 60)).text, replies
+    return asyncio.run(replay(one, replies, {**EMPTY, **spec}, 60))[0], replies
 
 
 @pytest.mark.parametrize("function", ["adds", "branches", "turns"])

@@ -34,7 +34,7 @@ class Site:
         self.episode = result_of(self._opened())
 
     async def _opened(self) -> Episode:
-        self.made._policy  # noqa: B018
+        self.made._chat  # noqa: B018
         episode = Episode("7.0", step=1)
         self.gateway.open(episode)
         return episode

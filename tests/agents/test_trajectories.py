@@ -12,7 +12,7 @@ import pytest
 
 from meshctl.agents.chat import Chat
 from meshctl.agents.trajectories import Call, Forest, digests
-from meshctl.data.chats import Reader
+from meshctl.data.chats import messages_of
 from meshctl.data.tokenizer import Tokenizer
 from tests.agents.agents_of_users import TOOLS
 from tests.agents.worlds import END
@@ -87,7 +87,7 @@ def echoed(reply: Any, draw: random.Random) -> dict[str, Any]:
 def episode(chat: Chat, draw: random.Random, calls: int) -> tuple[Forest, Counter[str]]:
     """Plays a random episode: histories that go on, branches, retries, and histories that are rewritten.
     Returns its calls, and how many have which kind."""
-    forest, kinds, read = Forest(), Counter[str](), Reader()
+    forest, kinds = Forest(), Counter[str]()
     histories: list[tuple[list[Any], int | None]] = [([{"role": "user", "content": "begin"}], None)]
     while len(forest.calls) < calls:
         messages, before = draw.choice(histories[-4:])
@@ -96,11 +96,11 @@ def episode(chat: Chat, draw: random.Random, calls: int) -> tuple[Forest, Counte
             if messages[-1]["role"] != "user":
                 continue
         tools = TOOLS if before is None or forest.calls[before].tools else None
-        parsed = [{"content": "", **one} for one in read(messages, "messages")]
+        parsed = [{"content": "", **one} for one in messages_of(messages, "messages")]
         prompt = chat.prompt(forest, parsed, tools)
         tokens, reason = answer(draw)
         key = f"{prompt.history[-1]}{forest.begin(prompt.history[-1])}"
-        reply = chat.reply(key, prompt.tokens, tokens, tools, ())
+        reply, _ = chat.reply(key, prompt.tokens, tokens, tools, ())
         kinds["continued" if prompt.parent is not None else "root"] += 1
         if prompt.parent is not None:
             parent = forest.calls[prompt.parent]
@@ -115,14 +115,14 @@ def episode(chat: Chat, draw: random.Random, calls: int) -> tuple[Forest, Counte
             kinds["another"] += first != second
         kinds["lost"] += before is not None and prompt.parent is None
         number = len(forest.calls)
-        sent = key, prompt.parent, parsed, tools, reply.message, reason, prompt.tokens
+        sent = key, prompt.parent, parsed, tools, reply, reason, prompt.tokens
         forest.add(
             Call(*sent, tokens, [-1.0 - number] * len(tokens), [number] * len(tokens)), prompt.history[-1]
         )
         further: list[Any] = [{"role": "user", "content": f"go {number}"}]
-        if wanted := reply.message.get("tool_calls"):
+        if wanted := reply.get("tool_calls"):
             further = [{"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in wanted]
-        histories.append(([*messages, echoed(reply.message, draw), *further], number))
+        histories.append(([*messages, echoed(reply, draw), *further], number))
     return forest, kinds
 
 
@@ -167,7 +167,7 @@ def test_histories_that_are_rendered_continue_a_call_only_if_they_begin_with_its
         for text in ("<think>well</think>so", "<think>good</think>then"):
             prompt = chat.prompt(forest, own, None)
             tokens = [*text.encode(), END]
-            reply = chat.reply("k", prompt.tokens, tokens, None, ()).message
+            reply, _ = chat.reply("k", prompt.tokens, tokens, None, ())
             sent = "k", prompt.parent, [*own], None, reply, "stop", prompt.tokens
             forest.add(Call(*sent, tokens, [-1.0] * len(tokens)), prompt.history[-1])
             own += [{"role": "assistant", "content": text}, {"role": "user", "content": "on"}]
@@ -189,11 +189,9 @@ def test_a_response_template_of_the_tokenizer_reads_the_calls_of_tools(tmp_path:
     chat = Chat(tokenizer, [END])
     text = '<think>sum</think>It is[CALL]{"name": "add", "arguments": {"a": 1}}[/CALL]'
     prompt = tokenizer.text("<|im_start|>assistant\n", is_start=False)
-    reply = chat.reply("0" * 24, prompt, [*text.encode(), END], TOOLS, ())
-    assert reply.message["content"] == "It is" and reply.message["reasoning_content"] == "sum"
-    assert [one["function"] for one in reply.message["tool_calls"]] == [
-        {"name": "add", "arguments": {"a": 1}}
-    ]
-    assert reply.message["tool_calls"][0]["id"] == f"call_{'0' * 16}_0"
-    broken = chat.reply("0" * 24, prompt, [*b"It is[CALL][1, 2][/CALL]", END], TOOLS, ())
-    assert broken.message["content"] == "It is[CALL][1, 2][/CALL]" and "tool_calls" not in broken.message
+    reply, _ = chat.reply("0" * 24, prompt, [*text.encode(), END], TOOLS, ())
+    assert reply["content"] == "It is" and reply["reasoning_content"] == "sum"
+    assert [one["function"] for one in reply["tool_calls"]] == [{"name": "add", "arguments": {"a": 1}}]
+    assert reply["tool_calls"][0]["id"] == f"call_{'0' * 16}_0"
+    broken, _ = chat.reply("0" * 24, prompt, [*b"It is[CALL][1, 2][/CALL]", END], TOOLS, ())
+    assert broken["content"] == "It is[CALL][1, 2][/CALL]" and "tool_calls" not in broken

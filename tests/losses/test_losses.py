@@ -234,7 +234,7 @@ def test_a_users_function_is_found_by_its_path() -> None:
         ("nowhere.loss", {}, "module 'nowhere' does not exist"),
         ("math.nothing", {}, "module math has no function 'nothing'"),
         (f"{__name__}.not_callable", {}, "has no function 'not_callable'"),
-        ("dpo", {"bata": 1.0}, "loss `dpo` has no option `bata`; its options are beta, label_smoothing"),
+        ("dpo", {"bata": 1.0}, "loss `dpo` has no option `bata`; its options, .*, are beta, label_smoothing"),
     ],
 )
 def test_what_cannot_be_found_is_named(name: str, options: dict[str, Any], expected: str) -> None:
