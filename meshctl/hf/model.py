@@ -403,7 +403,7 @@ class Model(Component):
 
         The metrics are `loss`, `grad_norm` before clipping, `lr`, `units` (the number of tokens, samples or
         pairs on all ranks), `skipped` (the number of skipped updates so far), the metrics of the loss, and
-        for sampled answers those of `Differences.metrics`. A skipped update has the metrics `lr`, `units` and
+        for sampled answers those of `ParityCheck.measure`. A skipped update has the metrics `lr`, `units` and
         `skipped` only. Raises `ModelError` if the loss or the gradient is not finite, unless
         `skip_nonfinite` is set.
         """

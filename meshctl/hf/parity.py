@@ -107,26 +107,35 @@ def _put(kept: dict[int, Value], step: int, value: Value, most: int) -> None:
         del kept[next(iter(kept))]
 
 
-class Differences:
-    """The differences of all micro-batches of an update."""
+class ParityCheck:
+    """Compares a model with its sampler in each update, and reports large differences."""
 
-    def __init__(self, sent: SentWeights) -> None:
-        self._sent = sent
-        self._sums: Tensor = torch.zeros(4, dtype=torch.float64)
-        """The sum of the differences, the number of tokens, the sum of the lags, and the number of tokens
-        with a known lag."""
-        self._max = torch.zeros((), dtype=torch.float64)
+    def __init__(self, mode: str) -> None:
+        """`mode` is one of `MODES`; otherwise `ModelError` is raised."""
+        if mode not in MODES:
+            raise ModelError(f"`parity` is {' or '.join(MODES)}, not `{mode}`")
+        self._mode, self.weights = mode, SentWeights()
+        self._is_measured, self._is_reported = False, False
+        self._sums, self._max = torch.zeros(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        """Of the update that is measured: the sum of the differences, the number of tokens, the sum of the
+        lags, and the number of tokens with a known lag; and the largest difference."""
+
+    def sent(self, step: int, score: Score) -> None:
+        """Notes that the weights are sent in `step`. `score` computes log-probabilities with them. All ranks
+        call this together."""
+        self.weights.sent(step, None if self._mode == "off" else score)
 
     def add(self, outputs: Outputs, batch: Batch) -> None:
-        """Adds the differences of a micro-batch. `outputs` are those of its forward pass."""
+        """Adds the differences of a micro-batch, if an update is measured. `outputs` are those of its forward
+        pass."""
         versions, targets = batch.columns.get(VERSION), outputs.texts.targets
-        if not isinstance(versions, Tensor) or not len(batch):
+        if not self._is_measured or not isinstance(versions, Tensor) or not len(batch):
             return
         device = targets.device
         of_tokens = versions.to(device)[:, None].expand(targets.shape)
         if VERSIONS in batch.columns:
             of_tokens = aligned(batch, VERSIONS, outputs.texts)
-        is_label, lags = targets != IGNORED, self._sent.lags(of_tokens)
+        is_label, lags = targets != IGNORED, self.weights.lags(of_tokens)
         is_counted = is_label & (lags == 0)
         difference = outputs.token_logprobs.detach() - aligned(batch, "sampled_logprobs", outputs.texts)
         difference = torch.where(is_counted, difference.abs().double(), 0.0)
@@ -136,56 +145,14 @@ class Differences:
         if difference.numel():
             self._max = torch.maximum(self._max.to(device), difference.max())
 
-    def add_held(self, batch: Batch) -> None:
-        """Adds the differences of the held answers that the samples of a batch bring along."""
-        found = self._sent.differences(batch)
-        self._sums[:2] += torch.tensor([float(found.sum()), float(len(found))], dtype=torch.float64)
-        if len(found):
-            self._max = torch.maximum(self._max, found.max())
-
-    def metrics(self, data: Collective) -> dict[str, float]:
-        """Returns the metrics over all ranks of `data`, which call this together.
+    @contextmanager
+    def measure(self, batch: Batch, step: int, data: Collective) -> Iterator[dict[str, float]]:
+        """Returns a context for the forward passes of an update with `batch`. At its end, the dictionary has
+        the metrics, if the batch was sampled.
 
         `parity_mean` and `parity_max` are in nats, over the tokens that were sampled from the weights which
         the update is about to change, and over those of held answers. `lag` is the mean number of updates
         since the weights of a token were sent. A metric without such tokens is left out.
-        """
-        own = torch.cat([self._sums.to(data.device), self._max.to(data.device)[None]])
-        rows = torch.stack(data.all_gather(own)).cpu()
-        total, tokens, lags, known = rows[:, :4].sum(0).tolist()
-        found: dict[str, float] = {}
-        if tokens:
-            found = {"parity_mean": total / tokens, "parity_max": float(rows[:, 4].max())}
-        if known:
-            found["lag"] = lags / known
-        return found
-
-
-class ParityCheck:
-    """Compares a model with its sampler in each update, and reports large differences."""
-
-    def __init__(self, mode: str) -> None:
-        """`mode` is one of `MODES`; otherwise `ModelError` is raised."""
-        if mode not in MODES:
-            raise ModelError(f"`parity` is {' or '.join(MODES)}, not `{mode}`")
-        self._mode, self.weights = mode, SentWeights()
-        self._differences: Differences | None = None
-        self._is_reported = False
-
-    def sent(self, step: int, score: Score) -> None:
-        """Notes that the weights are sent in `step`. `score` computes log-probabilities with them. All ranks
-        call this together."""
-        self.weights.sent(step, None if self._mode == "off" else score)
-
-    def add(self, outputs: Outputs, batch: Batch) -> None:
-        """Adds a micro-batch, if an update is measured."""
-        if self._differences:
-            self._differences.add(outputs, batch)
-
-    @contextmanager
-    def measure(self, batch: Batch, step: int, data: Collective) -> Iterator[dict[str, float]]:
-        """Returns a context for the forward passes of an update with `batch`. At its end, the dictionary has
-        the metrics of `Differences`, if the batch was sampled.
 
         All ranks of `data` enter and leave the context together. If the mean difference is above the limit,
         the first one is logged. With the mode `error`, it raises `ModelError`.
@@ -194,13 +161,21 @@ class ParityCheck:
         if self._mode == "off" or "sampled_logprobs" not in batch:
             yield found
             return
-        self._differences = differences = Differences(self.weights)
-        differences.add_held(batch)
+        held = self.weights.differences(batch)
+        self._sums = torch.tensor([float(held.sum()), float(len(held)), 0, 0], dtype=torch.float64)
+        self._max = held.max() if len(held) else torch.zeros((), dtype=torch.float64)
+        self._is_measured = True
         try:
             yield found
         finally:
-            self._differences = None
-        found |= differences.metrics(data)
+            self._is_measured = False
+        own = torch.cat([self._sums.to(data.device), self._max.to(data.device)[None]])
+        rows = torch.stack(data.all_gather(own)).cpu()
+        total, tokens, lags, known = rows[:, :4].sum(0).tolist()
+        if tokens:
+            found |= {"parity_mean": total / tokens, "parity_max": float(rows[:, 4].max())}
+        if known:
+            found["lag"] = lags / known
         self._judge(found.get("parity_mean", 0.0), step)
 
     def _judge(self, mean: float, step: int) -> None:

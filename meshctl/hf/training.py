@@ -30,7 +30,7 @@ from meshctl.runtime.batch.batch import Batch
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.collectives.collective import Collective
 from meshctl.runtime.rank_context import RankContext
-from meshctl.text.english import nearest
+from meshctl.text.english import did_you_mean
 
 
 class Sums:
@@ -235,9 +235,7 @@ class LearningRates:
         self._given, self._optimizer, self._place = dict(given), optimizer, place
         for key in given:
             if key not in SCHEDULE_KEYS:
-                close = nearest(key, SCHEDULE_KEYS)
-                help = f"; did you mean `{close}`?" if close else f": there are {', '.join(SCHEDULE_KEYS)}"
-                raise ModelError(f"`schedule` has no key `{key}`{help}")
+                raise ModelError(f"`schedule` has no key `{key}`; {did_you_mean(key, SCHEDULE_KEYS)}")
         warmup, name = given.get("warmup", 0), given.get("name", "constant")
         for key in ("warmup", "steps"):
             if key in given and not isinstance(given[key], (int, float)):
