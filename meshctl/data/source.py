@@ -278,15 +278,14 @@ class Source(Component):
         count, peers = len(self._rows), self.collective("world")
         share = even_split(count, peers.size, peers.rank)
         lengths = torch.zeros(count, dtype=torch.int64, device=self.device)
-        for numbers, found in zip(_chunks(share), self._found_lengths(share), strict=True):
-            lengths[numbers.start : numbers.stop] = found
-        return peers.all_reduce(lengths).tolist()
+        chunks = [share[start : start + ROWS_AT_ONCE] for start in range(0, len(share), ROWS_AT_ONCE)]
 
-    def _found_lengths(self, rows: range) -> Iterator[torch.Tensor]:
         def find(numbers: range) -> torch.Tensor:
             return torch.tensor([self._length(row) for row in numbers])
 
-        return results(find, _chunks(rows), self._workers)
+        for numbers, found in zip(chunks, results(find, chunks, self._workers), strict=True):
+            lengths[numbers.start : numbers.stop] = found
+        return peers.all_reduce(lengths).tolist()
 
     def _length(self, row: int) -> int:
         if self._most_skipped is not None and self._problem(row):
@@ -318,10 +317,6 @@ class Source(Component):
             raise DataError(f"{count}, and `bad_rows_limit` is {self._most_skipped}: {first}")
         if self.rank == 0:
             log.warning("%s and are skipped: %s", count, first)
-
-
-def _chunks(rows: range) -> list[range]:
-    return [rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE)]
 
 
 class ChatRows:

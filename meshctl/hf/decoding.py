@@ -104,7 +104,7 @@ class Running(NamedTuple):
     """An answer that has begun."""
 
     request: Waiting
-    index: int
+    number: int
     """Its index among the answers of the request."""
     changes: list[tuple[int, int]]
     """The versions of the weights, as (position of the first token, version)."""
@@ -267,7 +267,7 @@ class HfStepper:
             versions = _versions(one.changes, length) if self._version is not None else []
             reason = "stop" if stopped else "length"
             answer = Answer(tokens[:length], logprobs[:length], reason, versions)
-            found.append((one.request.key, one.index, answer))
+            found.append((one.request.key, one.number, answer))
         return found
 
     def _compute_again(self, rows: Rows) -> None:

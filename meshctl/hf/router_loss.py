@@ -31,7 +31,7 @@ from meshctl.runtime.collectives.collective import Collective
 FUNCTION = "load_balancing_loss_func"
 """The function of the modules of transformers that computes the loss of routers."""
 LIKE = 1e-5
-"""The largest relative difference between the results of this function and of `loss_of`."""
+"""The largest relative difference between the results of this function and of `Choices.loss`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,12 +170,9 @@ class RouterLoss:
         kinds = type(self._model).__mro__  # FSDP has changed the class of the model
         modules = [sys.modules.get(kind.__module__) for kind in kinds]
         function = next((getattr(one, FUNCTION) for one in modules if hasattr(one, FUNCTION)), None)
-        return function is not None and self._top > 0 and _is_like(function, self._top)
-
-
-def _is_like(function: Callable[..., Any], top: int) -> bool:
-    """Returns whether a function of transformers has the same result as `Choices.loss` for some logits."""
-    logits = tuple(torch.randn(7, top + 3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
-    own = Choices.of(logits, torch.ones(7, dtype=torch.bool), top)
-    found = float(function(logits, top + 3, top))
-    return abs(found - float(own.loss(own.chosen, own.tokens))) <= LIKE * abs(found)
+        if function is None or not (top := self._top):
+            return False
+        logits = tuple(torch.randn(7, top + 3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+        own = Choices.of(logits, torch.ones(7, dtype=torch.bool), top)
+        found = float(function(logits, top + 3, top))
+        return abs(found - float(own.loss(own.chosen, own.tokens))) <= LIKE * abs(found)

@@ -28,7 +28,8 @@ from meshctl.topology import stage_split
 DIVIDED = ("embed_tokens", "layers", "norm")
 """The modules of a base model that runs as the embedding, the layers one after another, and the norm."""
 FIRST_NAMES = "_meshctl_first_names"
-"""The attribute of a divided model with its tied parameters: second name -> first name."""
+"""The attribute of a divided model with its tied parameters: second name, in the last stage -> first name, in
+the first one."""
 
 
 class Absent(nn.Module):
@@ -71,19 +72,6 @@ def untie(model: Any) -> None:
     then holds a copy of its own."""
     setattr(model, FIRST_NAMES, dict(getattr(model, "all_tied_weights_keys", None) or {}))
     model.all_tied_weights_keys = {}
-
-
-def shared_by_stages(model: Any, named: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
-    """Returns the parameters of the first or last stage of a divided model that both stages hold. `named` are
-    the pairs (listed name, parameter) of the model."""
-    tied = {*getattr(model, FIRST_NAMES, {}).values()}
-    return [one for name, one in named if name in tied]
-
-
-def copies_of_first_stage(model: Any) -> list[nn.Parameter]:
-    """Returns the parameters of the last stage of a divided model that are copies of the first stage's."""
-    own = dict(model.named_parameters())
-    return [own[second] for second in getattr(model, FIRST_NAMES, {}) if second in own]
 
 
 def first_names(model: Any) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from meshctl.hf import transformers_api
 from meshctl.hf.options import ModelError, Sizes
 from meshctl.hf.sharding import in_blocks, local_of, placed_like, squared_norm
-from meshctl.hf.stages import copies_of_first_stage, shared_by_stages
+from meshctl.hf.stages import FIRST_NAMES
 from meshctl.hf.transformers_api import make_schedule
 from meshctl.hf.weights import copy_named
 from meshctl.losses import LossSum
@@ -103,11 +103,13 @@ class Trainer:
         """The number of steps, and the number of steps that were skipped because they had no units or no
         finite gradient."""
         self._model, self._world, self._tp, self._sizes, self._clip = model, world, tp, sizes, clip
-        self.shared = shared_by_stages(model, self.named)
+        tied: Mapping[str, str] = getattr(model, FIRST_NAMES, {})
+        self.shared = [one for name, one in self.named if name in tied.values()]
         """The parameters that this rank and another pipeline stage hold."""
-        copies = {id(one) for one in copies_of_first_stage(model)}
+        copies = {id(one) for name, one in model.named_parameters() if name in tied}
         self._counted = [one for _, one in self.named if id(one) not in copies]
-        """The parameters whose gradients this rank counts in the norm."""
+        """The parameters whose gradients this rank counts in the norm: not those of the last stage that are
+        copies of the first stage's."""
         self.sums = Sums()
         """The losses of the update whose backward passes have run."""
         self._partial = [one for one in transformers_api.summed_over_tp(model) if one.requires_grad]
@@ -162,7 +164,11 @@ class Trainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues from a result of `state_dict`. The layout may be another one."""
         copy_named({name: one.detach() for name, one in self.named}, state["weights"].items())
-        load_state(self.optimizer, self.named, state["optimizer"])
+        for name, parameter in self.named:
+            self.optimizer.state[parameter] = {
+                key: placed_like(value, parameter) if isinstance(value, Tensor) else value
+                for key, value in state["optimizer"][name].items()
+            }
         self.updates, self.skipped = state["updates"], state["skipped"]
 
     def _sum_over_tp(self) -> None:
@@ -193,14 +199,15 @@ def make_optimizer(
     path of a class, and `options` are its arguments.
 
     Plain parameters form one parameter group, and the DTensors of each mesh form another. An operation on
-    many tensors (`foreach`) cannot mix them. Norms and biases form groups without weight decay. Raises
-    `ModelError` for an unknown name or option, and if there are no parameters.
+    many tensors (`foreach`) cannot mix them. Norms, which have one dim, and biases form groups
+    without weight decay. Raises `ModelError` for an unknown name or option, and if there are no parameters.
     """
     kind = _class(name)
     groups: dict[Any, list[nn.Parameter]] = {}
     for full_name, parameter in named:
         mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        groups.setdefault((mesh, is_decayed(full_name, parameter)), []).append(parameter)
+        decays = parameter.ndim > 1 and not full_name.endswith("bias")
+        groups.setdefault((mesh, decays), []).append(parameter)
     if not groups:
         raise ModelError("the model has no parameter that is trained")
     try:
@@ -211,12 +218,6 @@ def make_optimizer(
         if "weight_decay" in group and not decays:
             group["weight_decay"] = 0.0
     return made
-
-
-def is_decayed(name: str, parameter: Tensor) -> bool:
-    """Returns whether weight decay holds for a parameter: it is neither a norm, which has one dim, nor a
-    bias."""
-    return parameter.ndim > 1 and not name.endswith("bias")
 
 
 class LearningRates:
@@ -329,16 +330,3 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"].zero_()
-
-
-def load_state(
-    optimizer: torch.optim.Optimizer,
-    named: Sequence[tuple[str, nn.Parameter]],
-    saved: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Replaces the optimizer's state by `saved`, a result of `state_of`. The layout may be another one."""
-    for name, parameter in named:
-        optimizer.state[parameter] = {
-            key: placed_like(value, parameter) if isinstance(value, Tensor) else value
-            for key, value in saved[name].items()
-        }

@@ -194,7 +194,10 @@ class Sampler(AnswerSampler):
 
     async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
         answers = await super()._answers(prompts, samples)
-        self._check_answers(answers, samples)
+        is_cut = [one.finish_reason not in FINISHED for one in answers]
+        if any(is_cut):
+            reason, ids = answers[is_cut.index(True)].finish_reason, samples.where(is_cut).ids.tolist()
+            raise SamplerError(f"the engine ends samples {shown_ids(ids)} with `{reason}`")
         return answers
 
     @cached_property
@@ -216,13 +219,6 @@ class Sampler(AnswerSampler):
         return PromptLimits(
             engine.vocabulary_size, engine.max_length, self.sampling.max_new_tokens, SamplerError
         )
-
-    def _check_answers(self, answers: Sequence[Answer], batch: Batch) -> None:
-        """Raises `SamplerError` if an answer has no end."""
-        is_cut = [one.finish_reason not in FINISHED for one in answers]
-        if any(is_cut):
-            reason, ids = answers[is_cut.index(True)].finish_reason, batch.where(is_cut).ids.tolist()
-            raise SamplerError(f"the engine ends samples {shown_ids(ids)} with `{reason}`")
 
     # Weights
 
