@@ -21,7 +21,7 @@ from torch import Tensor
 
 from meshctl.dataclass import dataclass
 from meshctl.hf.transformers_cache import CachedForward, padded_left
-from meshctl.sampling.continuous import UNKNOWN, Answer, Request
+from meshctl.sampling.continuous import UNKNOWN, Answer, Request, Sampling
 
 MAX_ENDED = 0.25
 """The fraction of ended answers in the cache from which on they are removed."""
@@ -35,55 +35,35 @@ GAMMA, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """The constants of splitmix64 (Steele, Lea and Flood, 2014, doi:10.1145/2714064.2660195)."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The distribution from which tokens are drawn, given logits."""
+def logprobs_of(sampling: Sampling, logits: Tensor) -> Tensor:
+    """Returns `[rows, vocabulary]` in float32 or float64: the log-probabilities of the distribution from
+    which tokens are drawn. A token that cannot be drawn has minus infinity.
 
-    temperature: float = 1.0
-    """The divisor of the logits. With 0, the most likely token is taken."""
-    top_k: int = 0
-    """The number of most likely tokens that can be drawn; 0 for all."""
-    top_p: float = 1.0
-    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
-
-    def logprobs(self, logits: Tensor) -> Tensor:
-        """Returns `[rows, vocabulary]` in float32 or float64: the log-probabilities of the distribution from
-        which tokens are drawn. A token that cannot be drawn has minus infinity.
-
-        With temperature 0, the result is the distribution of the model at temperature 1.
-        """
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        if not self.temperature:
-            return logits.log_softmax(-1)
-        if self.temperature != 1:
-            logits = logits / self.temperature
-        if 0 < self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, dim=-1).values[..., -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p < 1:  # the nucleus (Holtzman et al., 2020, arXiv:1904.09751)
-            ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
-            is_outside = (ordered.cumsum(-1) - ordered) >= self.top_p
-            logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -torch.inf)
+    With temperature 0, the result is the distribution of the model at temperature 1.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if not sampling.temperature:
         return logits.log_softmax(-1)
+    if sampling.temperature != 1:
+        logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        least = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    if sampling.top_p < 1:  # the nucleus (Holtzman et al., 2020, arXiv:1904.09751)
+        ordered, order = logits.softmax(-1).sort(stable=True, dim=-1, descending=True)
+        is_outside = (ordered.cumsum(-1) - ordered) >= sampling.top_p
+        logits = logits.masked_fill(is_outside.scatter(-1, order, is_outside), -torch.inf)
+    return logits.log_softmax(-1)
 
-    def draw(self, logprobs: Tensor, uniforms: Tensor) -> Tensor:
-        """Returns int64 `[rows]`: one token for each row of `logprobs`. `uniforms` is float64 `[rows]`, from
-        0 to below 1. It is not used with temperature 0."""
-        if not self.temperature:
-            return logprobs.argmax(-1)
-        cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        aims = uniforms[:, None] * cumulative[:, -1:]
-        return torch.searchsorted(cumulative, aims, right=True)[:, 0]
 
-
-@dataclass(frozen=True)
-class Stop:
-    """The tokens and texts that end an answer. The one that ended it is its last part."""
-
-    tokens: frozenset[int]
-    texts: tuple[str, ...] = ()
-    decode: Callable[[Sequence[Sequence[int]]], Sequence[str]] = lambda rows: [""] * len(rows)
-    """Returns the texts of several rows of tokens."""
+def draw(sampling: Sampling, logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Returns int64 `[rows]`: one token for each row of `logprobs`. `uniforms` is float64 `[rows]`, from
+    0 to below 1. It is not used with temperature 0."""
+    if not sampling.temperature:
+        return logprobs.argmax(-1)
+    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    aims = uniforms[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, aims, right=True)[:, 0]
 
 
 @dataclass(eq=False)
@@ -94,10 +74,7 @@ class Waiting:
     prompt: Tensor
     left: list[tuple[int, int]]
     """The index and the seed of each answer."""
-    most: int
-    """The most tokens of an answer."""
-    stops: tuple[str, ...]
-    """The texts that end an answer."""
+    sampling: Sampling
 
 
 class Running(NamedTuple):
@@ -171,16 +148,15 @@ class HfStepper:
         self,
         model: Any,
         sampling: Sampling,
-        stop: Stop,
-        max_new_tokens: int,
+        decode: Callable[[Sequence[Sequence[int]]], Sequence[str]],
         max_rows: int,
         max_tokens: int | None = None,
     ) -> None:
-        """`max_rows` is the most answers that run at the same time, and `max_tokens` the most tokens that
-        they can have together, prompts included."""
-        self._model, self._sampling, self._stop = model, sampling, stop
-        self._max_new_tokens, self._max_rows, self._max_tokens = max_new_tokens, max_rows, max_tokens
-        self._ends = torch.tensor(sorted(stop.tokens), dtype=torch.int64, device=model.device)
+        """`decode` returns the texts of several rows of tokens. `max_rows` is the most answers that run at
+        the same time, and `max_tokens` the most tokens that they can have together, prompts included."""
+        self._model, self._sampling, self._decode = model, sampling, decode
+        self._max_rows, self._max_tokens = max_rows, max_tokens
+        self._ends = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=model.device)
         self._waiting: deque[Waiting] = deque()
         self._rows: Rows | None = None
         self._open = 0
@@ -191,9 +167,8 @@ class HfStepper:
 
     def add(self, key: Any, request: Request) -> None:
         prompt = torch.as_tensor(request.prompt, dtype=torch.int64)
-        most = min(request.max_new_tokens or self._max_new_tokens, self._max_new_tokens)
-        stops = (*self._stop.texts, *request.stop)
-        self._waiting.append(Waiting(key, prompt, list(enumerate(request.seeds)), most, stops))
+        seeds = list(enumerate(request.seeds))
+        self._waiting.append(Waiting(key, prompt, seeds, self._sampling.within(request)))
 
     @torch.inference_mode()
     def abort(self, key: Any) -> None:
@@ -232,13 +207,13 @@ class HfStepper:
         assert rows is not None
         at = rows.numbers, rows.position
         if self._open < len(rows.answers):  # an ended answer may have all of its tokens
-            at = rows.numbers, rows.position.clamp(max=self._max_new_tokens - 1)
-        logprobs = self._sampling.logprobs(rows.logits)
-        tokens = self._sampling.draw(logprobs, rows.random[at])
+            at = rows.numbers, rows.position.clamp(max=self._sampling.max_new_tokens - 1)
+        logprobs = logprobs_of(self._sampling, rows.logits)
+        tokens = draw(self._sampling, logprobs, rows.random[at])
         rows.tokens[at], rows.logprobs[at] = tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
         rows.position += rows.is_open
         has_stopped = torch.isin(tokens, self._ends)
-        if any(one.request.stops for one in rows.answers):
+        if any(one.request.sampling.stop_texts for one in rows.answers):
             has_stopped |= self._ends_with_text(rows)
         has_ended = rows.is_open & (has_stopped | (rows.position == rows.most))
         ended = self._ended(rows, has_ended, has_stopped)
@@ -288,14 +263,14 @@ class HfStepper:
     def _ends_with_text(self, rows: Rows) -> Tensor:
         """Returns bool `[rows]`: whether the last tokens of a running answer have a stop text."""
         places = rows.is_open.nonzero()[:, 0]
-        stops = [rows.answers[place].request.stops for place in places.tolist()]
+        stops = [rows.answers[place].request.sampling.stop_texts for place in places.tolist()]
         # A token is at least one byte.
         windows = [max((len(text.encode()) for text in some), default=0) + TEXT_MARGIN for some in stops]
         texts, lengths = rows.tokens[places].tolist(), rows.position[places].tolist()
         tails = [
             row[max(0, end - window) : end] for row, end, window in zip(texts, lengths, windows, strict=True)
         ]
-        found = self._stop.decode(tails)
+        found = self._decode(tails)
         ended = [any(one in tail for one in some) for some, tail in zip(stops, found, strict=True)]
         result = torch.zeros_like(rows.is_open)
         result[places] = torch.tensor(ended, device=result.device)
@@ -319,7 +294,7 @@ class HfStepper:
             longest = max(longest, len(first.prompt))
             fitting = room
             if self._max_tokens is not None:
-                most = self._max_tokens // (longest + self._max_new_tokens)
+                most = self._max_tokens // (longest + self._sampling.max_new_tokens)
                 fitting = min(room, max(most - count, int(not count)))
             if fitting <= 0:
                 break
@@ -332,7 +307,7 @@ class HfStepper:
 
     def _begun(self, admitted: Sequence[tuple[Waiting, list[tuple[int, int]]]]) -> Rows:
         """Returns new rows, with the logits of their first tokens."""
-        device, most = self._model.device, self._max_new_tokens
+        device, most = self._model.device, self._sampling.max_new_tokens
         ids, is_real = padded_left([one.prompt for one, _ in admitted], device)
         forward = CachedForward(self._model, is_real)
         logits = forward(ids)[:, -1]
@@ -352,7 +327,9 @@ class HfStepper:
             tokens=torch.zeros((count, most), dtype=torch.int64, device=device),
             logprobs=torch.zeros((count, most), dtype=dtype, device=device),
             position=torch.zeros(count, dtype=torch.int64, device=device),
-            most=torch.tensor([admitted[owner][0].most for owner in owners], device=device),
+            most=torch.tensor(
+                [admitted[owner][0].sampling.max_new_tokens for owner in owners], device=device
+            ),
             is_open=torch.ones(count, dtype=torch.bool, device=device),
         )
 

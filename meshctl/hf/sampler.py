@@ -11,6 +11,7 @@ how answers are generated.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ from meshctl.argument_limits import check_arguments
 from meshctl.hf import peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.checks import SAMPLER
-from meshctl.hf.decoding import HfStepper, Sampling, Stop
+from meshctl.hf.decoding import HfStepper, logprobs_of
 from meshctl.hf.options import ModelError, dtype_of
 from meshctl.hf.peft_api import Lora
 from meshctl.hf.texts import as_column, texts_of
@@ -31,7 +32,7 @@ from meshctl.hf.weights import load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.sampling.answers import AnswerSampler, PromptLimits
-from meshctl.sampling.continuous import Continuous
+from meshctl.sampling.continuous import Continuous, Sampling
 
 
 class Sampler(AnswerSampler):
@@ -88,13 +89,11 @@ class Sampler(AnswerSampler):
         check_arguments(SAMPLER, locals(), ModelError)
         if not tokenizer and not isinstance(model, str):
             raise ModelError("`tokenizer` is needed with a model of config values")
-        self.sampling = Sampling(temperature, top_k, top_p)
+        self.sampling = Sampling.of(max_new_tokens, temperature, top_p, top_k, stop)
         self.model, self.config, self.dtype = model, dict(config or {}), dtype_of(dtype)
         self.attention, self.experts, self.lora = attention, experts, Lora.of(lora) if lora else None
         self.tokenizer_name, self.tokens = tokenizer or str(model), tokens
-        self.max_new_tokens, self.group_size = max_new_tokens, group_size
-        self.stop_tokens = [one for one in stop if not isinstance(one, str)]
-        self.stop_texts = tuple(one for one in stop if isinstance(one, str))
+        self.group_size = group_size
         self.batch_size, self.max_batch_tokens = batch_size, max_batch_tokens
         self.logprobs_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
 
@@ -127,11 +126,9 @@ class Sampler(AnswerSampler):
     @cached_property
     def generator(self) -> Continuous:
         """The thread that generates answers, made at the first access."""
-        stop = Stop(
-            frozenset({*self.stop_tokens, *self.end_tokens}), self.stop_texts, self.tokenizer.decode_rows
-        )
-        limits = self.max_new_tokens, self.batch_size, self.max_batch_tokens
-        return Continuous(HfStepper(self.module, self.sampling, stop, *limits))
+        limits = self.batch_size, self.max_batch_tokens
+        decode = self.tokenizer.decode_rows
+        return Continuous(HfStepper(self.module, self._ended_sampling, decode, *limits))
 
     # Sampling
 
@@ -139,10 +136,10 @@ class Sampler(AnswerSampler):
     def _scores(self, texts: Batch) -> Ragged:
         """Returns the log-probabilities of the labels of whole texts after temperature. `top_k` and `top_p`
         are ignored, because other weights may exclude a token that was drawn."""
-        of, columns = Sampling(self.sampling.temperature), []
+        whole, columns = replace(self.sampling, top_p=1.0, top_k=0), []
         for row in range(len(texts)):
             found = texts_of(texts.between(row, row + 1), "", self.device)
-            logprobs = of.logprobs(self.module(**found.inputs).logits[:, :-1])
+            logprobs = logprobs_of(whole, self.module(**found.inputs).logits[:, :-1])
             own = logprobs.gather(-1, found.targets.clamp(min=0)[..., None])[..., 0]
             columns += as_column(torch.where(found.targets == IGNORED, 0.0, own), found).rows()
         return Ragged.of(columns)
@@ -151,7 +148,7 @@ class Sampler(AnswerSampler):
     def limits(self) -> PromptLimits:
         embedding = self.module.get_input_embeddings()  # type: ignore[operator]
         positions = transformers_api.positions_of(self.module.config)
-        return PromptLimits(embedding.weight.shape[0], positions, self.max_new_tokens, ModelError)
+        return PromptLimits(embedding.weight.shape[0], positions, self.sampling.max_new_tokens, ModelError)
 
     # Weights
 

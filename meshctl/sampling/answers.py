@@ -22,6 +22,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +36,7 @@ from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.component import Component, ComponentError, endpoint
 from meshctl.runtime.event_loop import PASS_CALL
-from meshctl.sampling.continuous import UNKNOWN, Answer, Continuous, Request
+from meshctl.sampling.continuous import UNKNOWN, Answer, Continuous, Request, Sampling
 
 COLUMN = "prompt_ids"
 MAX_ANSWERS = 4
@@ -200,6 +201,7 @@ class AnswerSampler(Component):
     tokenizer_name: str
     tokens: Sequence[str] = ()
     group_size: int
+    sampling: Sampling
     logprobs_dtype = torch.float32
 
     @property
@@ -229,6 +231,12 @@ class AnswerSampler(Component):
     @abstractmethod
     def end_tokens(self) -> Sequence[int]:
         """The tokens that end an answer, without those of the argument `stop`."""
+
+    @property
+    def _ended_sampling(self) -> Sampling:
+        """The sampling with all tokens that end an answer."""
+        ends = {*self.sampling.stop_tokens, *self.end_tokens}
+        return replace(self.sampling, stop_tokens=tuple(sorted(ends)))
 
     @contextmanager
     def awake(self) -> Iterator[None]:

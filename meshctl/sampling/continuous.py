@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 from meshctl.dataclass import dataclass
@@ -35,6 +35,36 @@ class Request:
     """The most tokens of an answer, if that is less than those of the sampler; None for these."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer, beside those of the sampler."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The distribution from which answers are drawn, and their ends."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """The divisor of the logits. With 0, the most likely token is taken."""
+    top_p: float = 1.0
+    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
+    top_k: int = 0
+    """The number of most likely tokens that can be drawn; 0 for all."""
+    stop_tokens: tuple[int, ...] = ()
+    stop_texts: tuple[str, ...] = ()
+    """The tokens and texts that end an answer. The one that ended it is its last part."""
+
+    @classmethod
+    def of(
+        cls, max_new_tokens: int, temperature: float, top_p: float, top_k: int, stop: Sequence[int | str]
+    ) -> Sampling:
+        """Returns the sampling of the arguments of a sampler."""
+        tokens = tuple(one for one in stop if not isinstance(one, str))
+        texts = tuple(one for one in stop if isinstance(one, str))
+        return cls(max_new_tokens, temperature, top_p, top_k, tokens, texts)
+
+    def within(self, request: Request) -> Sampling:
+        """Returns the sampling of a request, which may end its answers earlier."""
+        most = min(request.max_new_tokens or self.max_new_tokens, self.max_new_tokens)
+        return replace(self, max_new_tokens=most, stop_texts=(*self.stop_texts, *request.stop))
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.transformers_utils.config import try_get_generation_config
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from meshctl.sampling.continuous import Answer
-from meshctl.vllm.options import EngineOptions, Sampled, SamplerError, Sampling, model_folder
+from meshctl.sampling.continuous import Answer, Sampling
+from meshctl.vllm.options import EngineOptions, Sampled, SamplerError, model_folder
 
 ADAPTER = "adapter"
 BACKEND = "meshctl"

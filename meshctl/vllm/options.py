@@ -63,21 +63,6 @@ class EngineOptions:
             raise SamplerError(f"`dtype` is {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, not {self.dtype}")
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """The distribution from which answers are drawn."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """The divisor of the logits. With 0, the most likely token is taken."""
-    top_p: float = 1.0
-    """Only the most likely tokens, whose probabilities add up to at least this number, can be drawn."""
-    top_k: int = 0
-    """The number of most likely tokens that can be drawn; 0 for all."""
-    stop_tokens: tuple[int, ...] = ()
-    stop_texts: tuple[str, ...] = ()
-
-
 class Sampled(NamedTuple):
     """An answer of the engine."""
 

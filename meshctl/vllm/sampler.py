@@ -25,13 +25,12 @@ from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.extras import extra
 from meshctl.sampling.answers import AnswerSampler, HeldBySampler, PromptLimits
-from meshctl.sampling.continuous import Answer, Continuous, Request
+from meshctl.sampling.continuous import Answer, Continuous, Request, Sampling
 from meshctl.vllm.checks import SAMPLER
 from meshctl.vllm.options import (
     EngineOptions,
     Sampled,
     SamplerError,
-    Sampling,
     prepare,
     tokenizer_folder,
 )
@@ -112,9 +111,7 @@ class Sampler(AnswerSampler):
             raise SamplerError("`tokenizer` is needed with a model of config values")
         if lora and not isinstance(model, str):
             raise SamplerError("`lora` needs the weights of its base model: name a folder in `model`")
-        tokens = tuple(one for one in stop if not isinstance(one, str))
-        texts = tuple(one for one in stop if isinstance(one, str))
-        self.sampling = Sampling(max_new_tokens, temperature, top_p, top_k, tokens, texts)
+        self.sampling = Sampling.of(max_new_tokens, temperature, top_p, top_k, stop)
         self.model, self.config = model, dict(config or {})
         self.options = EngineOptions(
             model,
@@ -189,8 +186,7 @@ class Sampler(AnswerSampler):
     @cached_property
     def generator(self) -> Continuous:
         """The thread that generates answers, made at the first access."""
-        ends = sorted({*self.sampling.stop_tokens, *self.end_tokens})
-        return Continuous(VllmStepper(self.engine, replace(self.sampling, stop_tokens=tuple(ends))))
+        return Continuous(VllmStepper(self.engine, self._ended_sampling))
 
     async def _answers(self, prompts: list[Tensor], samples: Batch) -> list[Answer]:
         answers = await super()._answers(prompts, samples)
@@ -290,9 +286,7 @@ class VllmStepper:
         """The engine's name of weights -> their version."""
 
     def add(self, key: Any, request: Request) -> None:
-        own, most = self._sampling, self._sampling.max_new_tokens
-        most, texts = min(request.max_new_tokens or most, most), (*own.stop_texts, *request.stop)
-        sampling = replace(own, max_new_tokens=most, stop_texts=texts)
+        sampling = self._sampling.within(request)
         for index, seed in enumerate(request.seeds):
             self._added += 1
             self._keys[str(self._added)] = key, index

@@ -295,6 +295,8 @@ def test_each_turn_is_learned_as_it_was_generated(tmp_path: Path, kind: Any) -> 
     assert texts == [first, second, first.replace("1", "3"), second]
     learned = [bytes(label for label in labels if 0 <= label < 256) for labels in rows_of(batch, "labels")]
     assert learned == [b"1\n", b"2\n", b"3\n", b"2\n"] and batch["n"].tolist() == [7, 7, 8, 9]
+    last = kind(path, "byte", shuffle=False, learn="last", chat_template=template).next(range(1))
+    assert [label for label in rows_of(last, "labels")[0] if 0 <= label < 256] == [*b"2\n"]
     refused = kind(path, "byte", shuffle=False, chat_template=template)
     with pytest.raises(DataError, match=r"renders message 1 differently .* write `learn: turns`"):
         refused.next(range(1))

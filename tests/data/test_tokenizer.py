@@ -25,13 +25,6 @@ PLAIN = """\
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-FORGETFUL = """\
-{%- for m in messages %}<|im_start|>{{ m.role }}
-{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}{% endif %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""A template that shortens what the assistant wrote before, as those of reasoning models do."""
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +93,6 @@ def test_a_template_without_marks_gives_the_same_labels(tokenizer: Tokenizer, tm
     assert plain.chat(CHAT, None, [2, 4])[0] == tokenizer.chat(CHAT, None, [2, 4])[0]
     assert learned_text(plain) == ["é2<|im_end|>\n", "4<|im_end|>\n"]
     assert learned_text(plain, start=4) == ["4<|im_end|>\n"]
-
-
-def test_a_template_that_changes_earlier_messages_is_refused_where_that_matters(tmp_path: Path) -> None:
-    forgetful = with_template(tmp_path, FORGETFUL)
-    with pytest.raises(ChatError, match="renders message 2 differently once others follow it"):
-        forgetful.chat(CHAT, None, [2, 4])
-    assert learned_text(forgetful, start=4) == ["4<|im_end|>\n"]
 
 
 def test_variables_reach_the_template(tmp_path: Path) -> None:

@@ -150,18 +150,6 @@ def test_pairs_share_their_prompt() -> None:
         assert torch.allclose(value, shared[name], atol=1e-12), name
 
 
-@pytest.mark.parametrize("micro_batch", [None, 3])
-def test_updates_are_equal(micro_batch: int | None) -> None:
-    weights = []
-    for is_shared in (False, True):
-        made = sharing(is_shared, optimizer="SGD", lr=1e-2, micro_batch=micro_batch)
-        metrics = [made.update(answers()) for _ in range(3)]
-        weights.append((metrics, dict(made.weights())))
-    assert weights[0][0] == [pytest.approx(one, rel=1e-6) for one in weights[1][0]]
-    for name, tensor in weights[0][1].items():
-        assert torch.allclose(tensor, weights[1][1][name], atol=1e-7), name
-
-
 def test_an_empty_batch() -> None:
     empty = answers().between(0, 0)
     assert sharing(True).logprobs(empty)["logprobs"].values.shape == (0,)

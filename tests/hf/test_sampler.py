@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from meshctl import Batch
 from meshctl.hf import Model, ModelError, Sampler
-from meshctl.hf.decoding import Sampling, uniforms
+from meshctl.hf.decoding import draw, logprobs_of, uniforms
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.sampling.answers import seeds_of
+from meshctl.sampling.continuous import Sampling
 from tests.hf.parity import MODELS, label_logprobs
 
 SIZES = {"vocab_size": 259, "max_position_embeddings": 64, "initializer_range": 0.3}
@@ -315,7 +316,7 @@ def some_logits(rows: int = 5, vocabulary: int = 40) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(0.5, top_k=7), Sampling(1.3, top_p=0.6), Sampling(1.0, 9, 0.5)]
+    "sampling", [Sampling(9, 0.5, top_k=7), Sampling(9, 1.3, top_p=0.6), Sampling(9, 1.0, 0.5, 9)]
 )
 def test_the_truncated_distribution_is_that_of_transformers(sampling: Sampling) -> None:
     from transformers.generation.logits_process import (
@@ -330,14 +331,16 @@ def test_the_truncated_distribution_is_that_of_transformers(sampling: Sampling) 
         chain.insert(1, TopKLogitsWarper(sampling.top_k))
     for warp in chain:
         expected = warp(None, expected)
-    torch.testing.assert_close(sampling.logprobs(some_logits()), expected.log_softmax(-1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        logprobs_of(sampling, some_logits()), expected.log_softmax(-1), rtol=0, atol=1e-12
+    )
 
 
 def test_temperature_0_takes_the_most_likely_token_and_logs_the_model_s_distribution() -> None:
-    greedy = Sampling(temperature=0, top_k=3)
-    found = greedy.logprobs(some_logits())
+    greedy = Sampling(9, temperature=0, top_k=3)
+    found = logprobs_of(greedy, some_logits())
     torch.testing.assert_close(found, some_logits().log_softmax(-1), rtol=0, atol=1e-12)
-    assert greedy.draw(found, torch.rand(5)).tolist() == some_logits().argmax(-1).tolist()
+    assert draw(greedy, found, torch.rand(5)).tolist() == some_logits().argmax(-1).tolist()
 
 
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
@@ -347,7 +350,7 @@ def test_draws_have_the_frequencies_of_the_distribution() -> None:
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     for uniforms_of, expected in ((grid, [0, 500, 0, 200, 300, 0]), ([0, 1 - 2.0**-48], [0, 1, 0, 0, 1, 0])):
         numbers = torch.as_tensor(uniforms_of, dtype=torch.float64)
-        drawn = Sampling().draw(probabilities.log().expand(len(numbers), -1), numbers)
+        drawn = draw(Sampling(9), probabilities.log().expand(len(numbers), -1), numbers)
         assert torch.bincount(drawn, minlength=6).tolist() == expected
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from meshctl import Component, endpoint
-from meshctl.hf.decoding import HfStepper, Sampling, Stop
+from meshctl.hf.decoding import HfStepper
 from meshctl.hf.model import Model
 from meshctl.hf.sampler import Sampler
 from meshctl.sampling.answers import VERSION, VERSIONS
-from meshctl.sampling.continuous import Answer, Continuous, Request
+from meshctl.sampling.continuous import Answer, Continuous, Request, Sampling
 from tests.hf.test_sampler import ARCHITECTURES, CONFIG, prompts, sampler
 from tests.hf.test_sampler import logprobs as logprobs_of
 
@@ -26,7 +26,8 @@ REQUESTS = [Request(prompt, [17 * n, 17 * n + 1]) for n, prompt in enumerate(PRO
 def stepper(kind: str, **limits: Any) -> HfStepper:
     config = {**CONFIG, **ARCHITECTURES[kind]}
     module = Sampler(config, tokenizer="byte", max_new_tokens=1, dtype="float64").module
-    return HfStepper(module, Sampling(), Stop(frozenset(range(120, 140))), 24, **{"max_rows": 64, **limits})
+    sampling = Sampling(24, stop_tokens=tuple(range(120, 140)))
+    return HfStepper(module, sampling, lambda rows: [""] * len(rows), **{"max_rows": 64, **limits})
 
 
 def tokens(answers: list[Answer]) -> list[Any]:

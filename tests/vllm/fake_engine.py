@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from meshctl.sampling.continuous import Answer
+from meshctl.sampling.continuous import Answer, Sampling
 from meshctl.vllm import Sampler
-from meshctl.vllm.options import EngineOptions, Sampled, Sampling
+from meshctl.vllm.options import EngineOptions, Sampled
 
 
 class FakeEngine:

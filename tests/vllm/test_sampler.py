@@ -13,9 +13,9 @@ from meshctl import Batch, DeviceMesh
 from meshctl.package import installed_version
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.sampling.answers import IDS, LOGPROBS, VERSIONS
-from meshctl.sampling.continuous import Answer
+from meshctl.sampling.continuous import Answer, Sampling
 from meshctl.vllm import SamplerError
-from meshctl.vllm.options import Sampled, Sampling
+from meshctl.vllm.options import Sampled
 from meshctl.vllm.sampler import CHUNK_BYTES, chunks, with_tied_head
 from tests.vllm.fake_engine import FakeEngine, FakeSampler
 

@@ -1,12 +1,22 @@
-"""Answers that a sampler and an actor score with the same weights."""
+"""Answers that a sampler and an actor score with the same weights, and prompts that a model cannot continue."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from meshctl.hf.parity import SentWeights
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.sampling.answers import HELD_VERSION, IDS, LOGPROBS, MAX_ANSWERS, UNSCORED, HeldBySampler
+from meshctl.runtime.component import ComponentError
+from meshctl.sampling.answers import (
+    HELD_VERSION,
+    IDS,
+    LOGPROBS,
+    MAX_ANSWERS,
+    UNSCORED,
+    HeldBySampler,
+    PromptLimits,
+)
 
 
 def answers(count: int, first: int = 0) -> Batch:
@@ -82,3 +92,23 @@ def test_an_actor_compares_scores_of_the_same_version() -> None:
     for version, own, expected in ((2, -3.5, [0.5] * 8), (3, -4.0, [0.0] * 8), (9, -4.0, [])):
         sampler.load(version, Scores(own))  # of which the actor has sent all but the last
         assert actor.differences(marked(sampler, answers(6))).tolist() == expected
+
+
+def prompts(*lengths: int) -> Batch:
+    rows = Ragged.of([torch.zeros(length, dtype=torch.int64) for length in lengths])
+    return Batch({"prompt_ids": rows}, ids=torch.arange(40, 40 + len(lengths))[:, None])
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (prompts(8, 9000), r"samples 41 \(up to 9000 tokens\) and answers of 4 tokens exceed"),
+        (prompts(5, 0), r"samples 41 \(up to 0 tokens\) have no token"),
+        (Batch({"prompt_ids": Ragged.of([torch.tensor([256])])}), "outside the model's vocabulary of 256"),
+        (Batch({"prompt_ids": torch.ones(2, 3)}), "needs prompts, a row of tokens for each sample"),
+        (Batch({"input_ids": Ragged.of([torch.tensor([1])])}), "needs prompts, a row of tokens"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_an_error(batch: Batch, message: str) -> None:
+    with pytest.raises(ComponentError, match=message):
+        PromptLimits(256, 8192, 4, ComponentError).prompts_of(batch)
