@@ -133,17 +133,14 @@ class Stages:
         """The number of the last stage."""
         return len(self.layers) - 1
 
-    def holds(self, layer: int) -> bool:
-        """Returns whether this rank holds a layer."""
-        return any(layer in self.layers[stage] for stage in self.own)
-
 
 def drop_other_stages(model: Any, stages: Stages) -> None:
     """Drops the modules of other stages from a model in place. Raises `ModelError` if transformers has no
     pipeline plan for the model."""
     base, layers, head = parts_of(model)
+    held = {number for stage in stages.own for number in stages.layers[stage]}
     for number in range(len(layers)):
-        if not stages.holds(number):
+        if number not in held:
             layers[number] = Absent()
     if 0 not in stages.own:
         base.embed_tokens = Absent()

@@ -6,7 +6,7 @@ A new function is a file with a function, as described in `meshctl.rewards`, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -50,31 +50,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class RewardFunction:
-    """A function with its options."""
-
-    choice: Choice
-    function: Callable[..., Any]
-    required: tuple[str, ...]
-    """The columns without a default, in the order of the parameters."""
-    optional: tuple[str, ...]
-
-    def __call__(self, row: Mapping[str, Any]) -> Any:
-        """Calls the function with the values of one sample. `row` contains the required columns."""
-        given = [row[name] for name in self.required]
-        named = {name: row[name] for name in self.optional if name in row}
-        return self.function(*given, **named, **self.choice.options)
-
-
-def find(choice: Choice) -> RewardFunction:
-    """Imports a function. Raises `FunctionError` if it does not exist, or does not have one of the
-    options."""
-    function = import_function("function", FUNCTIONS, choice.name, FunctionError, EXTRA)
-    parameters = parameters_of(f"function `{choice.name}`", function, choice.options, FunctionError)
-    return RewardFunction(choice, function, parameters.required, parameters.optional)
-
-
-@dataclass(frozen=True)
 class Score:
     """The reward of a sample, or the reason why it has none."""
 
@@ -90,38 +65,41 @@ class Scorer:
 
     def __init__(self, choices: Sequence[Choice]) -> None:
         """Imports the functions. Raises `FunctionError`, and what the import of a user's module raises."""
-        self._functions = [find(choice) for choice in choices]
-        short = [choice.name.rpartition(".")[2] for choice in choices]
+        self._choices = choices
+        self._functions = [
+            import_function("function", FUNCTIONS, one.name, FunctionError, EXTRA) for one in choices
+        ]
+        self._columns = [
+            parameters_of(f"function `{one.name}`", function, one.options, FunctionError)
+            for one, function in zip(choices, self._functions, strict=True)
+        ]
+        short = [one.name.rpartition(".")[2] for one in choices]
         self._labels = [
-            name if short.count(name) == 1 else choice.name
-            for name, choice in zip(short, choices, strict=True)
+            name if short.count(name) == 1 else one.name for name, one in zip(short, choices, strict=True)
         ]
         """The name of each function in metrics."""
-        self.required = _names(self._functions, lambda one: one.required)
+        self.required = tuple(dict.fromkeys(name for one in self._columns for name in one.required))
         """The columns that the functions need."""
-        self.optional = tuple(
-            name for name in _names(self._functions, lambda one: one.optional) if name not in self.required
-        )
+        optional = dict.fromkeys(name for one in self._columns for name in one.optional)
+        self.optional = tuple(name for name in optional if name not in self.required)
 
     def score(self, row: Mapping[str, Any]) -> Score:
-        """Returns the score of a sample. An exception of a function is the score's `failure`."""
+        """Returns the score of a sample. `row` contains the required columns. An exception of a function is
+        the score's `failure`."""
         reward, metrics = 0.0, dict[str, float]()
-        for function, label in zip(self._functions, self._labels, strict=True):
+        functions = zip(self._choices, self._functions, self._columns, self._labels, strict=True)
+        for choice, function, columns, label in functions:
+            given = [row[name] for name in columns.required]
+            named = {name: row[name] for name in columns.optional if name in row}
             try:
-                own, further = numbers_of(function(row))
+                own, further = numbers_of(function(*given, **named, **choice.options))
             except Unsuitable as error:
-                return Score(failure=f"`{function.choice.name}` {error}")
+                return Score(failure=f"`{choice.name}` {error}")
             except (Exception, SystemExit) as error:  # a failure concerns one sample only
-                return Score(failure=f"`{function.choice.name}` raised {described(error, function.function)}")
-            reward += function.choice.weight * own
+                return Score(failure=f"`{choice.name}` raised {described(error, function)}")
+            reward += choice.weight * own
             if len(self._functions) == 1:
                 metrics |= further
             else:
                 metrics |= {label: own, **{f"{label}/{name}": number for name, number in further.items()}}
         return Score(reward, metrics)
-
-
-def _names(
-    functions: Sequence[RewardFunction], columns: Callable[[RewardFunction], Sequence[str]]
-) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for one in functions for name in columns(one)))

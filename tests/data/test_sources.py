@@ -16,7 +16,6 @@ pytest.importorskip("transformers")
 from meshctl import Batch
 from meshctl.data import Chat, ChatStream, DataError, Labelled, Pairs, PairsStream, RowError, Text, TextStream
 from meshctl.data.source import Source
-from meshctl.data.tokenizer import Tokenizer
 
 END = 258
 Make = Callable[..., Source]
@@ -548,15 +547,3 @@ def test_a_row_with_nothing_to_learn_is_a_message_and_no_sample(tmp_path: Path, 
     left = kind(path, "byte", shuffle=False, max_length=9, over_length="drop")
     assert rows_of(batch_of(left, range(2)), "input_ids") == [[*b"ab", END], [*b"c", END]]
     assert [*kind(path, "byte").problems()] == [f"{path}:1: the row has nothing to learn", "", ""]
-
-
-def test_no_first_and_no_end_token_comes_twice(tmp_path: Path) -> None:
-    ended = "ab" + Tokenizer("byte").decode([END])
-    path = write(tmp_path / "rows.jsonl", [{"text": ended}])
-    assert rows_of(batch_of(Text(path, "byte"), range(1)), "input_ids") == [[*b"ab", END]]
-
-
-def test_dropping_every_row_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "long.jsonl", [{"text": "abcdef"}])
-    with pytest.raises(DataError, match="leaves no row of at most 3 tokens"):
-        made(Text(path, "byte", max_length=3, over_length="drop"))

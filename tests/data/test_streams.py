@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from meshctl.data import ChatStream, DataError, PairsStream, RowError, Text, TextStream
+from meshctl.data import ChatStream, DataError, RowError, Text, TextStream
 from meshctl.data.streams import Stream
 
 END = 258
@@ -139,8 +139,6 @@ def test_a_bad_row_is_named(texts: Path, parquet: Path) -> None:
         stream.next(range(5))
 
 
-def test_what_cannot_be_a_stream_is_named(tmp_path: Path, texts: Path) -> None:
-    with pytest.raises(DataError, match=r"no file 'nowhere\.jsonl'"):
-        PairsStream("nowhere.jsonl", "byte")
+def test_what_cannot_be_a_stream_is_named(texts: Path) -> None:
     with pytest.raises(DataError, match="`pack` and `keep` exclude each other"):
         TextStream(str(texts), "byte", keep=["n"], pack=True, max_length=9)

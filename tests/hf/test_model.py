@@ -113,17 +113,12 @@ def test_a_compiled_model_trains_equally() -> None:
     parity.check_equal(parity.on_mesh(case, {}, compile={"backend": "eager"}), parity.by_hand(case.task))
 
 
-def test_the_schedule_sets_the_learning_rate() -> None:
-    one = model(schedule={"name": "linear", "warmup": 2, "steps": 4}, lr=1.0, optimizer="SGD")
-    assert [one.update(batch_of(1, False))["lr"] for _ in range(5)] == [0, 0.5, 1, 0.5, 0]
-
-
 @pytest.mark.parametrize(
     ("schedule", "rates"),
     [
         ({"name": "linear"}, [1, 0.75, 0.5, 0.25]),
         ({"name": "linear", "warmup": 0.5}, [0, 0.5, 1, 0.5]),
-        ({"name": "linear", "warmup": 0.5, "steps": 8}, [0, 0.25, 0.5, 0.75]),
+        ({"name": "linear", "warmup": 4, "steps": 8}, [0, 0.25, 0.5, 0.75]),
         ({"warmup": 0.5}, [0, 0.5, 1, 1]),
         ({"warmup": 2}, [0, 0.5, 1, 1]),
         ({"name": "cosine_with_min_lr", "min_lr_rate": 0.5, "num_cycles": 1}, [1, 0.75, 0.5, 0.75]),

@@ -24,13 +24,6 @@ def stages_of(name: str, rank: int, split: Any = "count", **sizes: int) -> Stage
     return Stages.of(config_of(name), "lm", split, Sizes(**sizes), rank)
 
 
-def test_a_rank_has_every_pp_th_stage() -> None:
-    stages = stages_of("five layers", 1, pp=2, vpp=2)
-    assert stages.own == (1, 3) and stages.last == 3
-    assert [len(own) for own in stages.layers] == [2, 1, 1, 1]
-    assert [layer for layer in range(5) if stages.holds(layer)] == [2, 4]
-
-
 @pytest.mark.parametrize(
     ("split", "pp", "message"),
     [
@@ -44,19 +37,6 @@ def test_a_rank_has_every_pp_th_stage() -> None:
 def test_a_division_that_does_not_fit_is_refused(split: Any, pp: int, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         stages_of("five layers", 0, split, pp=pp)
-
-
-def test_each_weight_is_on_one_stage_and_a_tied_embedding_on_two() -> None:
-    whole = transformers_api.outline(config_of("llama_tied"), "lm")
-    names = []
-    for rank in range(2):
-        model = transformers_api.outline(config_of("llama_tied"), "lm")
-        transformers_api.untie(model)
-        drop_other_stages(model, stages_of("llama_tied", rank, pp=2))
-        own = [name for name, _ in model.named_parameters()]
-        names.append({*of_model.listed_names(model, own).values()})
-    assert names[0] | names[1] == {name for name, _ in whole.named_parameters()}
-    assert names[0] & names[1] == {"model.embed_tokens.weight"}
 
 
 @pytest.mark.parametrize("name", ["llama", "llama_tied", "qwen3", "qwen3_moe"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshctl.rewards.functions import FUNCTIONS, Choice, Scorer, find
+from meshctl.rewards.functions import FUNCTIONS, Choice, Scorer
 from meshctl.rewards.texts import exact_match, length
 from meshctl.rewards.texts import format as of_format
 from meshctl.runtime.child_process import MessageError
@@ -121,13 +121,13 @@ def test_a_missing_library_is_named_with_the_command(name: str, monkeypatch: pyt
     from meshctl.rewards.functions import FunctionError
 
     if name not in ("math", "reasoning_gym"):
-        assert find(Choice(name, 1, {"max_tokens": 9} if name == "length" else {})).required[0]
+        assert Scorer([Choice(name, 1, {"max_tokens": 9} if name == "length" else {})]).required[0]
         return
     library = {"math": "math_verify"}.get(name, name)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"meshctl.rewards.{name}", raising=False)
     with pytest.raises(FunctionError, match=rf"^function `{name}`: {library} is not installed: pip install"):
-        find(Choice(name))
+        Scorer([Choice(name)])
 
 
 def test_only_plain_data_is_sent_to_a_process() -> None:

@@ -57,11 +57,8 @@ class Student(Component):
 
     def setup(self) -> None:
         self.model = nn.Sequential(nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, CLASSES)).to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
-            fully_shard(
-                self.model,
-                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
-            )
+        if self.mesh.world_size > 1:  # replicas over dp, each sharded over fsdp
+            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -74,10 +71,6 @@ class Student(Component):
         loss = F.kl_div(soft.log_softmax(1), softer.log_softmax(1), reduction="batchmean", log_target=True)
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
         return {
             "loss": loss.item(),

@@ -88,11 +88,8 @@ class Actor(Component):
 
     def setup(self) -> None:
         self.model = Policy().to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
-            fully_shard(
-                self.model,
-                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
-            )
+        if self.mesh.world_size > 1:  # replicas over dp, each sharded over fsdp
+            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr, weight_decay=0.0)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -107,10 +104,6 @@ class Actor(Component):
         entropy = -(choices.exp() * choices).sum(1).mean()
         self.optimizer.zero_grad()
         torch.autograd.backward(-gain - self.entropy * entropy)
-        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
         return {"entropy": entropy.item()}
 

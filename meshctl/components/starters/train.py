@@ -43,11 +43,8 @@ class Trainer(Component):
         self.model = nn.Sequential(
             nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 2)
         ).to(self.device)
-        if self.mesh.size("fsdp") > 1:  # with dp: replicas over dp, each sharded over fsdp
-            fully_shard(
-                self.model,
-                mesh=self.torch_mesh["dp", "fsdp"] if self.mesh.size("dp") > 1 else self.torch_mesh["fsdp"],
-            )
+        if self.mesh.world_size > 1:  # replicas over dp, each sharded over fsdp
+            fully_shard(self.model, mesh=self.torch_mesh["dp", "fsdp"])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), self.lr)
 
     @endpoint(dispatch="slice_dp", collect="mean")
@@ -58,10 +55,6 @@ class Trainer(Component):
         loss = F.cross_entropy(logits, batch["spiral"])
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
-        if self.mesh.size("fsdp") == 1:  # fully_shard averages gradients by itself
-            for parameter in self.model.parameters():
-                if parameter.grad is not None:
-                    self.collective("dp").all_reduce(parameter.grad, "mean")
         self.optimizer.step()
         return {"loss": loss.item(), "accuracy": (logits.argmax(1) == batch["spiral"]).float().mean().item()}
 
