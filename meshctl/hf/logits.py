@@ -1,6 +1,6 @@
 """Forward passes that do not keep the logits of all tokens.
 
-`SharedPrompts`: texts with the same beginning, such as the answers to one prompt, compute it once. A text's
+`shared_logits`: texts with the same beginning, such as the answers to one prompt, compute it once. A text's
 beginning ends before its first label. The logits of all other positions are not computed.
 
     texts         p q r a b      p q r c d e        the labels begin at a and c
@@ -18,7 +18,6 @@ whole batch. The backward pass computes the logits of a chunk again.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -36,63 +35,46 @@ from meshctl.losses.loss import token_logprobs
 NEEDS_LOGITS = "`{}` needs the logits of all tokens; leave out `logits_chunk_tokens`"
 
 
-@dataclass(frozen=True, eq=False)
-class SharedPrompts:
-    """Texts, divided into beginnings and endings. There is at least one of each."""
+def shared_logits(model: Any, texts: Texts) -> tuple[Tensor, Tensor]:
+    """Returns the logits at the last token of each row's beginning and at the tokens of its ending, `[rows,
+    longest ending + 1, vocabulary]`, and the place of each among the targets of `texts`, int64 `[rows,
+    longest ending + 1]`; their number where a row has no further target.
 
-    beginnings: list[Tensor]
-    """int64 `[tokens]` each, on the CPU: the different beginnings."""
-    owners: list[int]
-    """The number of each row's beginning."""
-    endings: Tensor
-    """int64 `[rows, longest ending]`: the tokens after the beginning, without the last one, padded with 0."""
-    places: Tensor
-    """int64 `[rows, longest ending + 1]`: the place of each logit among the targets of `Texts`; their number
-    where a row has no further target."""
-
-    @staticmethod
-    def of(texts: Texts) -> SharedPrompts:
-        """Divides texts. Raises `ModelError` for packed texts."""
-        if texts.position_ids is not None:
-            raise ModelError("`share_prompts` needs one text in each row; these are packed")
-        ids, is_label = texts.input_ids.cpu(), texts.labels[:, 1:].cpu() != IGNORED
-        rows, longest = ids.shape
-        lengths = [*texts.lengths.tolist(), *[1] * (rows - texts.samples)]
-        firsts = torch.where(is_label.any(1), is_label.int().argmax(1) + 1, longest).tolist()
-        starts = [min(first, max(1, length)) for first, length in zip(firsts, lengths, strict=True)]
-        numbers: dict[tuple[int, ...], int] = {}
-        owners = [
-            numbers.setdefault(tuple(ids[row, :start].tolist()), len(numbers))
-            for row, start in enumerate(starts)
-        ]
-        width = max(1, *(length - start - 1 for length, start in zip(lengths, starts, strict=True)))
-        begin, length = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
-        positions = begin + torch.arange(width)
-        is_input = positions < length - 1
-        endings = torch.where(is_input, ids.gather(1, positions.clamp(max=longest - 1)), 0)
-        places = begin - 1 + torch.arange(width + 1)
-        places = torch.where(places < length - 1, places, longest - 1)
-        device = texts.input_ids.device
-        beginnings = [torch.tensor(one) for one in numbers]
-        return SharedPrompts(beginnings, owners, endings.to(device), places.to(device))
-
-    def logits(self, model: Any) -> Tensor:
-        """Returns `[rows, longest ending + 1, vocabulary]`: the logits at the last token of each beginning,
-        and those at the tokens of its ending. The model runs twice."""
-        device = self.endings.device
-        ids, is_real = padded_left(self.beginnings, device)
-        forward = CachedForward(model, is_real)
-        first = forward(ids)
-        owners = torch.tensor(self.owners, device=device)
-        forward.select(owners)
-        return torch.cat([first[owners], forward(self.endings, all_logits=True)], 1)
+    The model runs twice: over the different beginnings, and over the endings. Raises `ModelError` for packed
+    texts.
+    """
+    if texts.position_ids is not None:
+        raise ModelError("`share_prompts` needs one text in each row; these are packed")
+    ids, is_label = texts.input_ids.cpu(), texts.labels[:, 1:].cpu() != IGNORED
+    rows, longest = ids.shape
+    lengths = [*texts.lengths.tolist(), *[1] * (rows - texts.samples)]
+    firsts = torch.where(is_label.any(1), is_label.int().argmax(1) + 1, longest).tolist()
+    starts = [min(first, max(1, length)) for first, length in zip(firsts, lengths, strict=True)]
+    numbers: dict[tuple[int, ...], int] = {}
+    owners = [
+        numbers.setdefault(tuple(ids[row, :start].tolist()), len(numbers)) for row, start in enumerate(starts)
+    ]
+    width = max(1, *(length - start - 1 for length, start in zip(lengths, starts, strict=True)))
+    begin, length = torch.tensor(starts)[:, None], torch.tensor(lengths)[:, None]
+    positions = begin + torch.arange(width)  # of the tokens after the beginning, without the last one
+    endings = torch.where(positions < length - 1, ids.gather(1, positions.clamp(max=longest - 1)), 0)
+    places = begin - 1 + torch.arange(width + 1)
+    places = torch.where(places < length - 1, places, longest - 1)
+    device = texts.input_ids.device
+    beginnings, is_real = padded_left([torch.tensor(one) for one in numbers], device)
+    forward = CachedForward(model, is_real)
+    first = forward(beginnings)
+    index = torch.tensor(owners, device=device)
+    forward.select(index)
+    logits = torch.cat([first[index], forward(endings.to(device), all_logits=True)], 1)
+    return logits, places.to(device)
 
 
 class SharedOutputs(Outputs):
     """The outputs of a model for divided texts. They are those of `Outputs`, and 0 outside the endings."""
 
     def __init__(self, raw: Tensor, texts: Texts, temperature: float, places: Tensor) -> None:
-        """`raw` and `places` are the logits and the places of `SharedPrompts`."""
+        """`raw` and `places` are the results of `shared_logits`."""
         super().__init__(raw, texts, temperature)
         self._places = places[: texts.samples]
 

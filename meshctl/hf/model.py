@@ -23,7 +23,7 @@ from meshctl.hf import checks, peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.companions import copy_companions
 from meshctl.hf.context_parallel import ContextParallel, DividedOutputs
-from meshctl.hf.logits import ChunkedHead, OutputsWithoutLogits, SharedOutputs, SharedPrompts
+from meshctl.hf.logits import ChunkedHead, OutputsWithoutLogits, SharedOutputs, shared_logits
 from meshctl.hf.options import ModelError, Sizes, dtype_of
 from meshctl.hf.outputs import (
     REF,
@@ -372,8 +372,8 @@ class Model(Component):
         if self.share_prompts:
             if self._routers.is_added:
                 raise ModelError("`share_prompts` and `output_router_logits` exclude each other")
-            shared = SharedPrompts.of(texts)
-            return SharedOutputs(shared.logits(self.module), texts, self.temperature, shared.places)
+            logits, places = shared_logits(self.module, texts)
+            return SharedOutputs(logits, texts, self.temperature, places)
         if self._sequence:
             return self._divided_outputs(self._sequence, texts)
         self._routers.expect(texts.is_real)

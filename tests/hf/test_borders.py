@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from meshctl.hf import Model
-from meshctl.hf.logits import SharedPrompts
+from meshctl.hf.logits import shared_logits
 from meshctl.hf.options import ModelError
 from meshctl.hf.texts import Texts
 from meshctl.recipe.code.modules import Sources, Unread
@@ -115,12 +115,11 @@ def test_an_architecture_with_a_state_cannot_share_prompts() -> None:
         texts = Texts(
             ids, torch.where(torch.arange(7) < torch.tensor([[3], [4]]), -100, ids), torch.tensor([7, 7])
         )
-        shared = SharedPrompts.of(texts)
         if is_refused:
             with pytest.raises(ModelError, match="cache"):
-                shared.logits(model)
+                shared_logits(model, texts)
             continue
         with torch.no_grad():
-            found, whole = shared.logits(model), model(input_ids=ids).logits
+            (found, _), whole = shared_logits(model, texts), model(input_ids=ids).logits
         for row, start in enumerate((3, 4)):
             assert torch.allclose(found[row, : 7 - start], whole[row, start - 1 : 6], atol=1e-4), kind
