@@ -220,8 +220,7 @@ class Sampled:
 
     def probe(self) -> list[float]:
         """Returns log-probabilities of the model."""
-        from meshctl.sampling.continuous import Continuous, Request
-        from meshctl.sampling.continuous import Sampling
+        from meshctl.sampling.continuous import Continuous, Request, Sampling
         from meshctl.vllm.sampler import VllmStepper
 
         generator = Continuous(VllmStepper(self._sampler.engine, Sampling(4, temperature=0)))
