@@ -1,5 +1,5 @@
 """From the examples of rows to the columns of a batch: limits of their lengths, packs of several examples in
-one row, and the kept keys of rows.
+one row, and the kept keys of rows. And the prompts that a model can continue.
 
 Packs are filled by best-fit decreasing: each text, the longest first, goes into the row with the least space
 that holds it (Ding et al., 2024, arXiv:2404.10830). A text is never cut. The first row of the data determines
@@ -9,17 +9,21 @@ same one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from meshctl.data.encoders import MAX_SHOWN, Encoder, Example
 from meshctl.data.errors import DataError
 from meshctl.data.rows import Row
 from meshctl.dataclass import dataclass
 from meshctl.labels import IGNORED
-from meshctl.runtime.batch.batch import Column, Ragged
+from meshctl.runtime.batch.batch import Batch, Column, Ragged
+from meshctl.runtime.batch.ids import shown_ids
+from meshctl.runtime.component import ComponentError
 
 OVER_LENGTH = ("error", "truncate", "drop", "split")
 """The values of `over_length` for a row that is longer than `max_length`. `error` raises an error with the
@@ -30,6 +34,8 @@ LEFT_OUT = "%d rows are left out, since they have nothing to learn%s, such as %s
 NOTHING = "the row has nothing to learn"
 PACKED = ("position_ids", "segment_ids")
 """The additional columns of packed rows."""
+COLUMN = "prompt_ids"
+"""The column with the tokens of prompts."""
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float32}
 ACCEPTED: dict[type, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
 """Type of a column -> types of the values that it accepts."""
@@ -153,6 +159,44 @@ def ragged(examples: Sequence[Example], names: Sequence[str]) -> dict[str, Colum
     """Returns the ragged int64 columns `names` of the examples, with one row for each example."""
     rows = {name: [torch.tensor(one[name], dtype=torch.int64) for one in examples] for name in names}
     return {name: Ragged.of(column, torch.int64) for name, column in rows.items()}
+
+
+@dataclass(frozen=True)
+class PromptLimits:
+    """The prompts that a model can continue."""
+
+    vocabulary: int
+    positions: int | None
+    """The positions of the model for a prompt and its answer; None if there is no limit."""
+    max_new_tokens: int
+    error: type[ComponentError]
+    """The class of the errors about prompts."""
+
+    def prompts_of(self, batch: Batch) -> list[Tensor]:
+        """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `error` without prompts,
+        and for prompts that do not fit, with the ids of their samples."""
+        column = batch[COLUMN] if COLUMN in batch else None  # noqa: SIM401 - a batch has no `get`
+        if not isinstance(column, Ragged):
+            raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
+        prompts = [row.cpu() for row in column.rows()]
+        left = math.inf if self.positions is None else self.positions - self.max_new_tokens
+        problem = (
+            f"and answers of {self.max_new_tokens} tokens exceed the model's {self.positions} positions; "
+            f"set `max_prompt_tokens: {left}` and `over_length: drop` at the source of the prompts"
+        )
+        self._check(batch, prompts, lambda prompt: len(prompt) > left, problem)
+        self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
+        size, problem = self.vocabulary, f"have tokens outside the model's vocabulary of {self.vocabulary}"
+        self._check(batch, prompts, lambda one: int(one.min()) < 0 or int(one.max()) >= size, problem)
+        return prompts
+
+    def _check(
+        self, batch: Batch, prompts: list[Tensor], is_wrong: Callable[[Tensor], bool], problem: str
+    ) -> None:
+        if rows := [row for row, prompt in enumerate(prompts) if is_wrong(prompt)]:
+            longest = max(len(prompts[row]) for row in rows)
+            shown = shown_ids(batch.ids[rows].tolist())
+            raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
 
 
 @dataclass(frozen=True)

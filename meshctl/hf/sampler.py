@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from meshctl.argument_limits import check_arguments
+from meshctl.data.examples import PromptLimits
 from meshctl.hf import peft_api, transformers_api, weights
 from meshctl.hf.building import Build, build
 from meshctl.hf.checks import SAMPLER
@@ -31,7 +32,7 @@ from meshctl.hf.transformers_cache import check_cache
 from meshctl.hf.weights import load_stored, stored_weights
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
-from meshctl.sampling.answers import AnswerSampler, PromptLimits
+from meshctl.sampling.answers import AnswerSampler
 from meshctl.sampling.continuous import Continuous, Sampling
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,16 +28,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshctl.data.examples import COLUMN, PromptLimits
 from meshctl.data.tokenizer import Tokenizer
-from meshctl.dataclass import dataclass
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import MARK, Batch, Column, Ragged
-from meshctl.runtime.batch.ids import shown_ids
-from meshctl.runtime.component import Component, ComponentError, endpoint
+from meshctl.runtime.component import Component, endpoint
 from meshctl.runtime.event_loop import PASS_CALL
 from meshctl.sampling.continuous import UNKNOWN, Answer, Continuous, Request, Sampling
 
-COLUMN = "prompt_ids"
 MAX_ANSWERS = 4
 """The number of answers that each rank of a sampler holds."""
 MAX_TOKENS = 2048
@@ -56,44 +53,6 @@ Score = Callable[[Batch], Ragged]
 """A function of the columns `input_ids` and `labels`. It returns the log-probability of each label, and 0
 where the label is -100."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PromptLimits:
-    """The prompts that a model can continue."""
-
-    vocabulary: int
-    positions: int | None
-    """The positions of the model for a prompt and its answer; None if there is no limit."""
-    max_new_tokens: int
-    error: type[ComponentError]
-    """The class of the errors about prompts."""
-
-    def prompts_of(self, batch: Batch) -> list[Tensor]:
-        """Returns the tokens of each prompt, int64 `[tokens]` in CPU memory. Raises `error` without prompts,
-        and for prompts that do not fit, with the ids of their samples."""
-        column = batch[COLUMN] if COLUMN in batch else None  # noqa: SIM401 - a batch has no `get`
-        if not isinstance(column, Ragged):
-            raise self.error(f"a sampler needs prompts, a row of tokens for each sample in `{COLUMN}`")
-        prompts = [row.cpu() for row in column.rows()]
-        left = math.inf if self.positions is None else self.positions - self.max_new_tokens
-        problem = (
-            f"and answers of {self.max_new_tokens} tokens exceed the model's {self.positions} positions; "
-            f"set `max_prompt_tokens: {left}` and `over_length: drop` at the source of the prompts"
-        )
-        self._check(batch, prompts, lambda prompt: len(prompt) > left, problem)
-        self._check(batch, prompts, lambda prompt: not len(prompt), "have no token")
-        size, problem = self.vocabulary, f"have tokens outside the model's vocabulary of {self.vocabulary}"
-        self._check(batch, prompts, lambda one: int(one.min()) < 0 or int(one.max()) >= size, problem)
-        return prompts
-
-    def _check(
-        self, batch: Batch, prompts: list[Tensor], is_wrong: Callable[[Tensor], bool], problem: str
-    ) -> None:
-        if rows := [row for row, prompt in enumerate(prompts) if is_wrong(prompt)]:
-            longest = max(len(prompts[row]) for row in rows)
-            shown = shown_ids(batch.ids[rows].tolist())
-            raise self.error(f"`{COLUMN}`: samples {shown} (up to {longest} tokens) {problem}")
 
 
 def with_answers(

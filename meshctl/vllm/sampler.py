@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from meshctl.argument_limits import check_arguments
+from meshctl.data.examples import PromptLimits
 from meshctl.labels import IGNORED
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.batch.ids import shown_ids
 from meshctl.runtime.extras import extra
-from meshctl.sampling.answers import AnswerSampler, HeldBySampler, PromptLimits
+from meshctl.sampling.answers import AnswerSampler, HeldBySampler
 from meshctl.sampling.continuous import Answer, Continuous, Request, Sampling
 from meshctl.vllm.checks import SAMPLER
 from meshctl.vllm.options import (

@@ -12,9 +12,10 @@ from typing import Any
 
 from meshctl import Batch
 from meshctl.agents import Agent
+from meshctl.data.examples import PromptLimits
 from meshctl.runtime.batch.batch import Ragged
 from meshctl.runtime.rank_context import RankContext
-from meshctl.sampling.answers import AnswerSampler, PromptLimits
+from meshctl.sampling.answers import AnswerSampler
 from meshctl.sampling.continuous import Answer, Continuous, Request
 
 END = 258

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from meshctl.data.examples import PromptLimits
 from meshctl.hf.parity import SentWeights
 from meshctl.runtime.batch.batch import Batch, Ragged
 from meshctl.runtime.component import ComponentError
@@ -15,7 +16,6 @@ from meshctl.sampling.answers import (
     MAX_ANSWERS,
     UNSCORED,
     HeldBySampler,
-    PromptLimits,
 )
 
 
