@@ -100,7 +100,7 @@ class GroupRestarts:
 
     def _take_part(self, number: int, call: Mapping[str, Any]) -> None:
         group = call["group"]
-        with self._plane.locked():
+        with self._plane.lock:
             self._plane.suspend(group)
             answer = self._answer(group)
         self._store.set(f"{PREFIX}{number}/answer/{self._plane.job_rank}", json.dumps(answer))

@@ -22,7 +22,6 @@ from meshctl.runtime.metrics.stage_metrics import StageMetrics
 from meshctl.runtime.passes import Pass, Passes, place_of
 from meshctl.runtime.routes.channel import Channel
 from meshctl.runtime.routes.end import END, TAGS_PER_ROUTE
-from meshctl.runtime.transports.allgather import allgather
 from meshctl.topology.take import Row, RowError, Taking
 
 MAX_WAIT_S = 0.02
@@ -191,7 +190,7 @@ class TakenCall(Call):
         """Returns the rows of all data ranks."""
         if len(self._job_ranks) == 1:
             return [row]
-        rows = allgather(self._data_plane, self._job_ranks, self._me, self._tag, msgpack.packb(row))
+        rows = self._data_plane.allgather(self._job_ranks, self._me, self._tag, msgpack.packb(row))
         return [(ready, empty) for ready, empty in map(msgpack.unpackb, rows)]
 
     def _advance(self) -> None:

@@ -45,7 +45,6 @@ from meshctl.runtime.routes.joins import check_joinable, join
 from meshctl.runtime.routes.rows import RowRange, fill, gather, packed
 from meshctl.runtime.routes.shared_write import SharedWrite
 from meshctl.runtime.routes.step import Partition, StepHeader, partition_of
-from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import unpack
 from meshctl.runtime.transports.errors import BuffersHeld, PeerLost
 from meshctl.runtime.transports.transport import flat
@@ -136,7 +135,7 @@ class Channel:
     def _gathered(self, own: ProducerHeader) -> list[bytes]:
         """Returns the headers of all producers, of which this rank's is `own`."""
         assert self._me is not None
-        return allgather(self._transport, self.job_ranks, self._me, self._tag + TABLES, encode(own))
+        return self._transport.allgather(self.job_ranks, self._me, self._tag + TABLES, encode(own))
 
     def _send_with(self, table: list[bytes], own: ProducerHeader, value: Any) -> bool:
         """Sends a value with the headers of all producers. Returns whether the stream has ended."""

@@ -66,7 +66,7 @@ class _Other:
         except PeerLost as lost:
             if lost.job_rank is None or plane.context.group_of(lost.job_rank) != self.group:
                 raise
-            with plane.locked():
+            with plane.lock:
                 if plane.generation_of(self.peer) == generation:
                     plane.suspend(self.group)
             plane.await_return(self.group, self.peer, self.tag)
@@ -76,8 +76,8 @@ class _Other:
         """Changes what is read when the other group restarts, and returns True. Returns False, after a wait,
         if the group is away."""
         plane = self.plane
-        with plane.locked():
-            if not plane.is_away(self.group):
+        with plane.lock:
+            if self.group not in plane.away:
                 change()
                 return True
         plane.await_return(self.group, self.peer, self.tag)

@@ -61,7 +61,6 @@ from meshctl.runtime.routes.sync_plan import (
     SyncPlan,
     layout_of,
 )
-from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.caching_allocator import CachingAllocator
 from meshctl.runtime.transports.buffers.frames import Frame, on_device, pack, unpack
 from meshctl.runtime.transports.buffers.memcpy import copy
@@ -403,7 +402,7 @@ def gathered(context: RouteContext, job_ranks: Iterable[int], row: Any) -> dict[
     """Returns the rows of some job ranks, which call it together."""
     ranks = sorted(job_ranks)
     me, tag = ranks.index(context.transport.job_rank), context.first_tag + TABLES
-    rows = allgather(context.transport, ranks, me, tag, pack(row))
+    rows = context.transport.allgather(ranks, me, tag, pack(row))
     return dict(zip(ranks, map(unpack, rows), strict=True))
 
 

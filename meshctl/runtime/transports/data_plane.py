@@ -62,14 +62,14 @@ class DataPlane:
         if context.restartable:  # another thread may use the plane
             self.turn.finish = partial(finish, context.device)
         self._slots, self._generations = dict(context.slots), dict(context.generations)
-        self._away: set[str] = set()
+        self.away: set[str] = set()
         """The groups of which a process has ended, until they are reopened."""
         self.is_forced = False
         """True while frames are sent beyond the slots of receivers, without waiting."""
         self._transport_to: dict[int, Transport] = {}
         self.transports: tuple[Transport, ...] = ()
-        self._loopback, self._lock = Loopback(), threading.RLock()
-        self._state, self._waiting = threading.Condition(self._lock), 0
+        self._loopback, self.lock = Loopback(), threading.RLock()
+        self._state, self._waiting = threading.Condition(self.lock), 0
         self._poller: Poller | None = None
         """Reads the files of transports; None where they have threads that do."""
         self._inbox: dict[tuple[int, int], deque[Delivery]] = {}
@@ -195,11 +195,11 @@ class DataPlane:
     def _take_slots(self, wanted: Sequence[tuple[int, int]]) -> None:
         """Takes a slot of each (job rank, tag); none at all where the wait for one of them fails."""
         credits = self._credits
-        if self._away:
+        if self.away:
             for to, tag in wanted:
-                if self.context.group_of(to) in self._away:
+                if self.context.group_of(to) in self.away:
                     raise self.peer_lost(to, "restarts", tag)
-        with self._lock:
+        with self.lock:
             for key in wanted:
                 if credits.get(key, 0) <= 0 and not self._has_slot(key):
                     self._await_slot(key)
@@ -252,6 +252,23 @@ class DataPlane:
         self._trace_frame("from", [source], tag, delivery.nbytes, begin)
         return delivery
 
+    def allgather(self, job_ranks: Sequence[int], me: int, tag: int, row: bytes) -> list[bytes]:
+        """Returns the rows of all `job_ranks`, in their order. All of them call it; `me` is the index of
+        the caller.
+
+        This is Bruck's algorithm: in each round a rank sends all rows that it has to the rank `distance`
+        before it. No rank ends a call before every rank has begun it, so at most two calls are in flight and
+        the tag needs no credits.
+        """
+        self.reserve(tag, 0)
+        count, rows, distance = len(job_ranks), [row], 1
+        while distance < count:
+            sent = rows[: min(distance, count - distance)]
+            self.send(job_ranks[(me - distance) % count], tag, Frame(sent))
+            rows += self.receive_value(job_ranks[(me + distance) % count], tag)
+            distance *= 2
+        return [rows[(index - me) % count] for index in range(count)]
+
     def _queue(self, source: int, tag: int) -> deque[Delivery]:
         """Returns the queue of a tag. `setdefault` is atomic, so threads that ask first get the same one."""
         return self._inbox.setdefault((source, tag), deque())
@@ -270,7 +287,7 @@ class DataPlane:
         """Queues a received frame; called on any thread. An out-of-band tensor that a transfer brings is
         given as its size in bytes, and `clear_to_send` tells its sender to begin. A frame of another
         `generation` than the source's current one is dropped."""
-        with self._lock:
+        with self.lock:
             if generation is not None and generation != self.generation_of(source):
                 return
             self._queue(source, tag).append(self._delivery(source, frame, out_of_band, clear_to_send))
@@ -279,7 +296,7 @@ class DataPlane:
     def on_credit(self, source: int, tag: int, generation: int | None = None) -> None:
         """Counts a slot that a receiver has returned; called on any thread. `generation` as in
         `on_message`."""
-        with self._lock:
+        with self.lock:
             if generation is not None and generation != self.generation_of(source):
                 return
             self._credits[source, tag] = self._credits.get((source, tag), 0) + 1
@@ -298,7 +315,7 @@ class DataPlane:
         def on_received(tensors: list[Tensor]) -> None:
             received = iter(tensors)
             delivery.out_of_band = [next(received) if isinstance(one, int) else one for one in out_of_band]
-            with self._lock:
+            with self.lock:
                 delivery.is_complete = True
                 self._notify()
 
@@ -327,13 +344,13 @@ class DataPlane:
 
     def notify(self) -> None:
         """Wakes every wait, to check its condition again. From any thread."""
-        with self._lock:
+        with self.lock:
             self._notify()
 
     def wait_until(self, ready: Callable[[], bool], peer: int | None = None, tag: int = -1) -> None:
         """Waits for a condition that depends on what a peer does under a tag; without a peer, on all of them.
         Raises `PeerLost`."""
-        with self._lock:
+        with self.lock:
             self._wait(ready, self.job_rank if peer is None else peer, tag)
 
     def _notify(self) -> None:
@@ -346,9 +363,9 @@ class DataPlane:
     def await_return(self, group: str, peer: int, tag: int) -> None:
         """Waits until a group is reopened. `peer` and `tag` are those for which this process waits. Raises
         `PeerLost` for any other loss."""
-        with self._lock:
-            if group in self._away:
-                self._wait_for(lambda: group not in self._away, lambda: False, peer, tag)
+        with self.lock:
+            if group in self.away:
+                self._wait_for(lambda: group not in self.away, lambda: False, peer, tag)
 
     def _wait(self, ready: Callable[[], bool], peer: int, tag: int) -> None:
         """Waits until `ready` returns true, which depends on what a peer does under a tag. The caller uses
@@ -356,9 +373,7 @@ class DataPlane:
         if ready():
             return
         group, generation = self.context.group_of(peer), self.generation_of(peer)
-        self._wait_for(
-            ready, lambda: group in self._away or self.generation_of(peer) != generation, peer, tag
-        )
+        self._wait_for(ready, lambda: group in self.away or self.generation_of(peer) != generation, peer, tag)
 
     def _wait_for(self, ready: Callable[[], bool], is_void: Callable[[], bool], peer: int, tag: int) -> None:
         on_wait = self.context.on_wait
@@ -392,17 +407,17 @@ class DataPlane:
         self._unlocked(self.poll)  # only now, as another thread may have closed files
 
     def _unlocked(self, act: Callable[[], object]) -> None:
-        self._lock.release()
+        self.lock.release()
         try:
             act()
         finally:
-            self._lock.acquire()
+            self.lock.acquire()
 
     # Losses
 
     def check(self, peer: int, tag: int) -> None:
         """Raises `PeerLost` if a member of the peer's group is lost; for this job rank, of any group."""
-        if self.context.group_of(peer) in self._away:
+        if self.context.group_of(peer) in self.away:
             raise self.peer_lost(peer, "restarts", tag)
         self.losses.check(peer, tag)
 
@@ -410,19 +425,10 @@ class DataPlane:
         """Returns whether the group of a job rank restarts alone after a loss."""
         return self.context.group_of(job_rank) in self.context.restartable
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps the other threads from changing which groups are away."""
-        with self._lock:
-            yield
-
-    def is_away(self, group: str) -> bool:
-        return group in self._away
-
     def suspend(self, group: str) -> None:
         """Ends all waits for a group, from any thread. They begin again once it is reopened."""
-        with self._lock:
-            self._away.add(group)
+        with self.lock:
+            self.away.add(group)
             self._notify()
 
     def fail(self, lost: PeerLost, also: int | None = None) -> None:
@@ -433,7 +439,7 @@ class DataPlane:
             if also is not None:
                 self.fail(self.peer_lost(also, f"is gone, after {self.name_of(lost.job_rank)}"))
             return
-        with self._lock:
+        with self.lock:
             self.losses.add(lost, also)
             self._notify()
 
@@ -442,7 +448,7 @@ class DataPlane:
         if self.returns(job_rank) and not self.context.has_left(job_rank):
             self.fail(self.peer_lost(job_rank, how))
             return
-        with self._lock:
+        with self.lock:
             self.losses.ended.setdefault(job_rank, how)
             self._notify()
 
@@ -480,7 +486,7 @@ class DataPlane:
             raise ValueError(f"generation {generation} of `{group}` is not newer than the current one")
         group_of, others = self.context.group_of, self._transport_to.keys() - {self.job_rank}
         members = [rank for rank in others if group_of(rank) == group]
-        with self._lock:
+        with self.lock:
             self._generations[group] = generation
             self.losses.forget(group, members)
             for transport in self.transports:
@@ -489,7 +495,7 @@ class DataPlane:
                 self._inbox[key].clear()
             for key in [key for key in self._credits if key[0] in members]:
                 del self._credits[key]
-            self._away.discard(group)
+            self.away.discard(group)
             self._notify()
 
     def close(self) -> None:
@@ -513,7 +519,7 @@ class DataPlane:
     def _close_local(self) -> None:
         if self.transfers:
             self.transfers.close()
-        with self._lock:
+        with self.lock:
             poller, self._poller = self._poller, None
         if poller:
             poller.close()

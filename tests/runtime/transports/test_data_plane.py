@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from meshctl.runtime.transports import data_plane
-from meshctl.runtime.transports.allgather import allgather
 from meshctl.runtime.transports.buffers.frames import Frame, unpack
 from meshctl.runtime.transports.errors import PeerLost
 from tests.runtime.memory import MemoryDataPlane
@@ -79,7 +78,7 @@ def test_an_allgather_returns_every_row_in_order_on_every_rank(count: int) -> No
     rows: dict[int, list[bytes]] = {}
 
     def work(index: int) -> None:
-        rows[index] = allgather(transports[index], job_ranks, index, 4, b"row" * index)
+        rows[index] = transports[index].allgather(job_ranks, index, 4, b"row" * index)
 
     workers = [in_thread(threading.Thread(target=work, args=(index,))) for index in range(count)]
     for worker in workers:

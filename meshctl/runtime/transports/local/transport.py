@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
@@ -59,7 +59,8 @@ class LocalTransport(PeerTransport[Connection]):
         super().__init__(data_plane, token)
         self._listener = listen()
         self.address = f"{os.getpid()} {self._listener.getsockname().hex()}"
-        self._processes = PeerProcesses(data_plane, self._on_process_ended)
+        self._pidfds: dict[int, int] = {}
+        """Job rank of a peer -> the file that becomes readable when its process ends."""
         self.pool = BufferPool(data_plane, self._on_block_dropped)
         if memory and access:
             self.pool.device = DeviceBuffers(self._job_rank, memory, access, self._on_device_block_dropped)
@@ -73,7 +74,7 @@ class LocalTransport(PeerTransport[Connection]):
         for peer, address in addresses.items():
             if peer != self._job_rank:
                 self._addresses[peer] = address
-                self._processes.watch(peer, int(address.split()[0]))
+                self._watch_process(peer, int(address.split()[0]))
         self._data_plane.add(addresses, self)
 
     # Memory
@@ -312,8 +313,22 @@ class LocalTransport(PeerTransport[Connection]):
         self.send_queue.drop(connection)
         connection.sock.close()
 
+    def _watch_process(self, peer: int, pid: int) -> None:
+        try:
+            file = self._pidfds[peer] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._data_plane.on_peer_ended(peer, "is gone")
+        else:
+            self._data_plane.add_file(file, partial(self._on_process_ended, peer))
+
+    def _forget_process(self, peer: int) -> None:
+        if (file := self._pidfds.pop(peer, None)) is not None:
+            self._data_plane.remove_file(file)
+            os.close(file)
+
     def _on_process_ended(self, peer: int) -> None:
         """Reads what a process sent before its end, and records whether it said goodbye."""
+        self._forget_process(peer)
         self._accept()
         connections = [one for one in (self._to.get(peer), self._from.get(peer)) if one]
         for connection in connections:
@@ -326,7 +341,7 @@ class LocalTransport(PeerTransport[Connection]):
         peers = [*job_ranks]
         super().reopen(peers)
         for peer in peers:
-            self._processes.forget(peer)
+            self._forget_process(peer)
         for mapped in self.peer_blocks.drop_peers(peers):
             self.mapped_concat.forget(mapped)
         self.pool.forget_peers(peers)
@@ -357,41 +372,10 @@ class LocalTransport(PeerTransport[Connection]):
         self._data_plane.remove_file(self._listener.fileno())
         for connection in self._connections:
             self._shut(connection)
-        self._processes.close()
+        for peer in [*self._pidfds]:
+            self._forget_process(peer)
         self._listener.close()
         self.pool.close()
         self.peer_blocks.clear()
         self.mapped_concat.clear()
         self.send_queue.close()
-
-
-class PeerProcesses:
-    """The processes of the peers of a node, watched for their ends."""
-
-    def __init__(self, data_plane: DataPlane, on_end: Callable[[int], None]) -> None:
-        """`on_end` is called with the job rank of a process that has ended, in a wait of the data plane."""
-        self._data_plane, self._on_end = data_plane, on_end
-        self._pidfds: dict[int, int] = {}
-
-    def watch(self, peer: int, pid: int) -> None:
-        try:
-            file = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._data_plane.on_peer_ended(peer, "is gone")
-        else:
-            self._pidfds[peer] = file
-            self._data_plane.add_file(file, partial(self._on_ended, peer))
-
-    def _on_ended(self, peer: int) -> None:
-        self.forget(peer)
-        self._on_end(peer)
-
-    def forget(self, peer: int) -> None:
-        """Ends the watch of a process, if there is one."""
-        if (file := self._pidfds.pop(peer, None)) is not None:
-            self._data_plane.remove_file(file)
-            os.close(file)
-
-    def close(self) -> None:
-        for peer in [*self._pidfds]:
-            self.forget(peer)
