@@ -36,6 +36,7 @@ def derived(view: torch.Tensor) -> dict[str, Any]:
         "numpy": view.numpy()[1:],
         "detached": view.detach(),
         "storage": view.untyped_storage(),
+        "memoryview": memoryview(view.numpy()),
         "saved": (
             view[:64].view(torch.float64).clone().requires_grad_() * view[:64].view(torch.float64)
         ).sum(),

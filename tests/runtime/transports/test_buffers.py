@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,6 @@ from meshctl.runtime.transports.buffers.mapped_concat import MAX_TIMES_MAPPED, P
 from meshctl.runtime.transports.buffers.memcpy import (
     PIECE_BYTES,
     copy,
-    is_plain,
     move,
 )
 from meshctl.runtime.transports.context import SLOTS
@@ -120,31 +118,6 @@ def test_no_block_is_leased_twice_at_once(steps: list[tuple[str, int, set[int], 
     arena.close()
 
 
-def derived(view: torch.Tensor) -> dict[str, Any]:
-    return {
-        "slice": view[3:5],
-        "reshaped": view[:64].view(8, 8)[2:, 1],
-        "dtype": view[:64].view(torch.int64),
-        "numpy": view.numpy()[1:],
-        "detached": view.detach(),
-        "storage": view.untyped_storage(),
-        "memoryview": memoryview(view.numpy()),
-    }
-
-
-@pytest.mark.parametrize("kind", derived(torch.zeros(64, dtype=torch.uint8)))
-def test_the_end_of_a_view_is_that_of_the_last_thing_derived_from_it(arena: Arena, kind: str) -> None:
-    ended: list[int] = []
-    view = arena.take("use", 100, {1}).memory.view(0, 100, lambda: ended.append(1))
-    kept = derived(view)[kind]
-    del view
-    gc.collect()
-    assert not ended
-    del kept
-    gc.collect()
-    assert ended == [1]
-
-
 def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) -> int:
     file = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(file, size)
@@ -211,17 +184,6 @@ def test_all_pieces_of_a_copy_are_moved_and_no_byte_beyond(nbytes: int) -> None:
     move(into.data_ptr() + 1, source.data_ptr() + 2, nbytes)
     assert torch.equal(into[1 : nbytes + 1], source[2 : nbytes + 2])
     assert not into[0] and not into[nbytes + 1 :].any()
-
-
-def test_a_tensor_without_memory_of_its_own_is_not_plain() -> None:
-    plain = torch.ones(2, 3)
-    odd = [
-        plain.to_sparse(),
-        torch.nested.nested_tensor([plain, plain[:1]], layout=torch.jagged),
-        torch._efficientzerotensor(3),
-        torch.empty(3, device="meta"),
-    ]
-    assert is_plain(plain) and is_plain(torch.empty(0)) and not any(map(is_plain, odd))
 
 
 # Memory of several processes, mapped one after another
