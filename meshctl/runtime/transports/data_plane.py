@@ -52,6 +52,10 @@ from meshctl.runtime.transports.progress import Poller
 from meshctl.runtime.transports.transport import Delivery, Lease, Loopback, Transport
 from meshctl.runtime.transports.turn import DataPlaneLock
 
+MAX_DIRECT = 4
+"""The largest number of ranks that all-gather in one round, each by a message to all others. Each further
+round waits for the one before it."""
+
 
 class DataPlane:
     trace = Tracer()
@@ -256,12 +260,18 @@ class DataPlane:
         """Returns the rows of all `job_ranks`, in their order. All of them call it; `me` is the index of
         the caller.
 
-        This is Bruck's algorithm: in each round a rank sends all rows that it has to the rank `distance`
-        before it. No rank ends a call before every rank has begun it, so at most two calls are in flight and
-        the tag needs no credits.
+        Among more than `MAX_DIRECT` ranks this is Bruck's algorithm: in each round a rank sends all rows that
+        it has to the rank `distance` before it. No rank ends a call before every rank has begun it, so at
+        most two calls are in flight and the tag needs no credits.
         """
         self.reserve(tag, 0)
         count, rows, distance = len(job_ranks), [row], 1
+        if count <= MAX_DIRECT:
+            others = [other for other in job_ranks if other != job_ranks[me]]
+            for other in others:
+                self.send(other, tag, Frame(row))
+            received = {other: self.receive_value(other, tag) for other in others}
+            return [received.get(other, row) for other in job_ranks]
         while distance < count:
             sent = rows[: min(distance, count - distance)]
             self.send(job_ranks[(me - distance) % count], tag, Frame(sent))

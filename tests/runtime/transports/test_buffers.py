@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,31 @@ def test_no_block_is_leased_twice_at_once(steps: list[tuple[str, int, set[int], 
             arena.give_back(other.number, left.pop())
             held = [(block, left) for block, left in held if left]
     arena.close()
+
+
+def derived(view: torch.Tensor) -> dict[str, Any]:
+    return {
+        "slice": view[3:5],
+        "reshaped": view[:64].view(8, 8)[2:, 1],
+        "dtype": view[:64].view(torch.int64),
+        "numpy": view.numpy()[1:],
+        "detached": view.detach(),
+        "storage": view.untyped_storage(),
+        "memoryview": memoryview(view.numpy()),
+    }
+
+
+@pytest.mark.parametrize("kind", derived(torch.zeros(64, dtype=torch.uint8)))
+def test_the_end_of_a_view_is_that_of_the_last_thing_derived_from_it(arena: Arena, kind: str) -> None:
+    ended: list[int] = []
+    view = arena.take("use", 100, {1}).memory.view(0, 100, lambda: ended.append(1))
+    kept = derived(view)[kind]
+    del view
+    gc.collect()
+    assert not ended
+    del kept
+    gc.collect()
+    assert ended == [1]
 
 
 def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) -> int:

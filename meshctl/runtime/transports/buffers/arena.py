@@ -9,6 +9,7 @@ Readers map a memfd read-only, so no replica can change what another one sees.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -19,11 +20,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import field
 from typing import Protocol
 
+import numpy
 import torch
 from torch import Tensor
 
 from meshctl.dataclass import dataclass
-from meshctl.runtime.devices.from_address import tensor_at
 from meshctl.runtime.transports.buffers import libc
 
 GRAIN = 1 << 16
@@ -218,9 +219,19 @@ def _job_rank_of(holder: Hashable) -> Hashable:
     return holder[0] if isinstance(holder, tuple) else holder
 
 
+class Pages:
+    """Pages of a file, mapped until this object dies. Python's `mmap` would keep a descriptor open for
+    each."""
+
+    def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
+        """Raises `OSError`."""
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
+        self.address = libc.mapped(libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0))
+        weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
+
+
 class Mapped:
-    """Shared memory that is mapped into this process, until this object and all views die. Python's `mmap`
-    would keep a descriptor open for each."""
+    """Shared memory that is mapped into this process."""
 
     def __init__(self, file: int, nbytes: int, *, write: bool) -> None:
         """Maps a file. Raises `ArenaError` if it has fewer than `nbytes` bytes or could shrink while it is
@@ -231,12 +242,14 @@ class Mapped:
                 or fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS != _SEALS
             ):
                 raise ArenaError(f"memory that is not the {nbytes} bytes it was said to be")
-            prot = mmap.PROT_READ | (mmap.PROT_WRITE if write else 0)
-            self.address = libc.mapped(libc.mmap(None, nbytes, prot, mmap.MAP_SHARED, file, 0))
+            self.pages = Pages(file, nbytes, write=write)
         except OSError as error:  # no memory at all, or none that can be mapped
             raise ArenaError(f"memory of {nbytes} bytes: {error.strerror}") from None
-        self.nbytes = nbytes
-        weakref.finalize(self, libc.munmap, self.address, nbytes).atexit = False
+        self.nbytes, self.write, self.address = nbytes, write, self.pages.address
+        # a tensor of a read-only buffer makes torch warn, and the pages themselves refuse to be written
+        array = (ctypes.c_uint8 * nbytes).from_address(self.address)
+        array.pages = self.pages  # type: ignore[attr-defined]  # mapped as long as a view refers to the array
+        self._bytes = memoryview(array)
 
     def contains(self, address: int, nbytes: int) -> bool:
         return self.address <= address and address + nbytes <= self.address + self.nbytes
@@ -246,7 +259,10 @@ class Mapped:
         thread."""
         if not 0 <= at <= at + nbytes <= self.nbytes:
             raise ArenaError(f"bytes {at} to {at + nbytes} of {self.nbytes}")
-        return tensor_at(self.address + at, nbytes, torch.device("cpu"), self, gone)
+        array = numpy.frombuffer(self._bytes, numpy.uint8, nbytes, at)
+        if gone:
+            weakref.finalize(array, gone).atexit = False
+        return torch.from_numpy(array)
 
 
 class Sealed(Mapped):
