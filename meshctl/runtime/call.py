@@ -388,7 +388,14 @@ class SourceCall(Call):
         mine = numbers[part.start : part.stop]
         value = END if stage.block and not mine else self._call(step, arguments._replace(positional=[mine]))
         if value is None:
-            self._check_end(mine, step)
+            total, gave = self._total, f"`{stage.component}` returned no samples from number {mine.start} on"
+            if total is not None and mine.start < total:
+                raise StageError(f"{gave}, but its __len__ promises {total}")
+            if not stage.block and not self._sources.bounds_run(stage):
+                raise StageError(
+                    f"{gave} (step {step}), but the run does not end with the data of `{stage.name}`: return "
+                    "samples again, from the first one, or set `ends_run: true` there"
+                )
             value = END
         if value is END:
             return END, 1.0
@@ -411,18 +418,6 @@ class SourceCall(Call):
     @property
     def _total(self) -> int | None:
         return self._sources.totals[self.stage.name]
-
-    def _check_end(self, numbers: range, step: int) -> None:
-        """Raises `StageError` if a source that gave None must not end the data."""
-        stage = self.stage
-        total, gave = self._total, f"`{stage.component}` returned no samples from number {numbers.start} on"
-        if total is not None and numbers.start < total:
-            raise StageError(f"{gave}, but its __len__ promises {total}")
-        if not stage.block and not self._sources.bounds_run(stage):
-            raise StageError(
-                f"{gave} (step {step}), but the run does not end with the data of `{stage.name}`: return "
-                "samples again, from the first one, or set `ends_run: true` there"
-            )
 
 
 class RepeatedSource(SourceCall):

@@ -85,20 +85,17 @@ class Tracer:
     def begin_step(self, step: int) -> None:
         """Begins a step."""
         if not self.is_on and self._window[0] <= step <= self._window[1]:
-            self._begin(step)
+            begin = perf_counter()
+            try:
+                self._file, self.is_on = TraceFile(self._path), True
+                mark = self._profiler.begin() if self._profiler else None
+                self._file.begin(self._attempt, self._node, step - 1, begin, mark)
+            except OSError as error:
+                self._give_up(error)
         if self.is_on:
             self._number = step
             self._passes.clear()
             self._step = _Open("step", f"step {step}", perf_counter())
-
-    def _begin(self, step: int) -> None:
-        begin = perf_counter()
-        try:
-            self._file, self.is_on = TraceFile(self._path), True
-            mark = self._profiler.begin() if self._profiler else None
-            self._file.begin(self._attempt, self._node, step - 1, begin, mark)
-        except OSError as error:
-            self._give_up(error)
 
     def end_step(self) -> None:
         """Ends a step, and writes its spans."""

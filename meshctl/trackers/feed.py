@@ -39,8 +39,6 @@ PATIENCE_S = 120.0
 MAX_WAITING = 10_000
 """Maximum number of calls that wait for a tracker."""
 POLL_S = 0.5
-JUMP_S = 5.0
-"""A longer time between two polls means that this process was suspended. It counts as this one."""
 EXIT_S = 1.0
 """Seconds in which a tracker that has finished must exit."""
 FORWARDED = frozenset(
@@ -168,7 +166,7 @@ class Feed:
                 raise _Stopped("its process has ended")
 
     def _await_answer(self) -> None:
-        answer, waited, polled = b"", 0.0, time.monotonic()
+        answer, begun = b"", time.monotonic()
         while not answer.endswith(b"\n"):
             if select.select([self._connection], [], [], POLL_S)[0]:
                 text = b""
@@ -179,8 +177,7 @@ class Feed:
                 answer += text
                 continue
             now = time.monotonic()
-            waited, polled = waited + min(now - polled, JUMP_S), now
-            if waited > self._patience_s:
+            if now - begun > self._patience_s:
                 raise _Stopped(f"it has not answered for {in_units(self._patience_s)} (its `patience`)")
             if now > self._ends_at:
                 raise _Stopped(f"it has not finished within {in_units(self._patience_s)} (its `patience`)")

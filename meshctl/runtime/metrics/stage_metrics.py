@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -242,11 +241,7 @@ def memory() -> dict[str, Any]:
     reserved on its devices."""
     found: dict[str, Any] = {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * PEAK_UNIT}
     with suppress(OSError):  # no Linux
-        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            found["resident"] = int(os.read(file, 128).split()[1]) * PAGE_BYTES
-        finally:
-            os.close(file)
+        found["resident"] = int(Path("/proc/self/statm").read_bytes().split()[1]) * PAGE_BYTES
         found["peak"] = max(found.values())  # the kernel's counters are not of the same moment
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = range(torch.cuda.device_count())
