@@ -46,34 +46,22 @@ def config(recipe: str, overrides: list[str], with_origins: bool, format: str) -
     if loaded.report.diagnostics:
         draw(loaded.report, sys.stderr)
     if loaded.tree is not None and (loaded.tree.value or format == "json"):
-        if with_origins:
-            write(origins_text(loaded) if format == "text" else origins_json(loaded), sys.stdout)
-        else:
-            write(composed(loaded) if format == "text" else composed_json(loaded), sys.stdout)
+        write(printed(loaded, with_origins, format), sys.stdout)
     if not loaded.readable:
         return UNREADABLE
     return 1 if loaded.report.errors else 0
 
 
-def data(loaded: Loaded) -> Any:
-    return plain(secrets.shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
-
-
-def composed(loaded: Loaded) -> str:
-    return dump(data(loaded))
-
-
-def composed_json(loaded: Loaded) -> str:
-    return in_json(data(loaded), indent=2) + "\n"
-
-
-def origins_text(loaded: Loaded) -> str:
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    return in_columns(origins(loaded), max(WIDTH, width)) + "\n"
-
-
-def origins_json(loaded: Loaded) -> str:
-    values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in origins(loaded))
+def printed(loaded: Loaded, with_origins: bool, format: str) -> str:
+    """Returns the composed recipe, or the origins of its values, as text (YAML) or as JSON."""
+    if not with_origins:
+        data = plain(secrets.shown(loaded.tree, loaded.secrets)) if loaded.tree is not None else {}
+        return dump(data) if format == "text" else in_json(data, indent=2) + "\n"
+    found = origins(loaded)
+    if format == "text":
+        width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
+        return in_columns(found, max(WIDTH, width)) + "\n"
+    values = ",".join(f"\n    {in_json(origin_data(origin))}" for origin in found)
     values = f"[{values}\n  ]" if values else "[]"
     return f'{{\n  "format": {FORMAT},\n  "errors": {len(loaded.report.errors)},\n  "values": {values}\n}}\n'
 

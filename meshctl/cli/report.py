@@ -50,13 +50,13 @@ def report(words: Sequence[str], folder: str, out: str) -> int:
 def recipe_of(run: RunDir) -> str:
     """Returns the composed recipe without its secrets. Where it cannot be read as a recipe any more, its text
     is redacted line by line."""
-    from meshctl.cli.config import composed
+    from meshctl.cli.config import printed
     from meshctl.cli.load import Unreadable, load_recipe
 
     with suppress(Unreadable):
         loaded, _ = load_recipe(str(run.path), [])
         if loaded.tree is not None and loaded.readable:
-            return composed(loaded)
+            return printed(loaded, with_origins=False, format="text")
     try:
         return "\n".join(map(redact, text_of(run.recipe).splitlines()))
     except (OSError, ValueError) as error:

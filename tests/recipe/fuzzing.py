@@ -288,8 +288,8 @@ def _shown(one: Input, loaded: Loaded) -> Iterator[str]:
     checked = Checked(one.name, 1 if loaded.report.errors else 0, loaded.report, "")
     for name in FORMATS:
         yield import_module(f"meshctl.view.reports.{name}").draw(Findings((checked,)))
-    yield config.composed(loaded) + config.composed_json(loaded)
-    yield config.origins_text(loaded) + config.origins_json(loaded)
+    for with_origins in (False, True):
+        yield "".join(config.printed(loaded, with_origins, format) for format in ("text", "json"))
     if not loaded.report.errors and loaded.readable:
         plan = resolve(loaded.recipe, loaded.endpoints)
         plan.to_json()

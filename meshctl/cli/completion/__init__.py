@@ -26,5 +26,4 @@ class Candidate(NamedTuple):
     @property
     def is_whole(self) -> bool:
         """True if the candidate is a complete word. The shell adds a space only after a complete word."""
-        is_list = "=[" in self.text and not self.text.endswith("]")
-        return not (is_list or self.text.endswith((".", "=", "@", "/", ":")))
+        return not self.text.endswith((".", "=", "@", "/", ":"))
