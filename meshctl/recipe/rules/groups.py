@@ -213,7 +213,11 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
     ranks, step = group.devices, replica_ranks(facts.recipe, group.name)
     least = ("run", "elastic", group.name, "min_ranks")
     span = facts.value(*least) if facts.node(*least) else facts.key(*least[:-1])
-    second = facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} ranks")
+    seconds = [facts.value("groups", group.name, "ranks").with_word(f"`{group.name}` has {ranks} ranks")]
+    for one in facts.recipe.components_of(group.name):
+        if step > 1 and facts.node("components", one.name, "parallel"):
+            sizes = facts.value("components", one.name, "parallel")
+            seconds.append(sizes.with_word(f"a replica takes {counted(step, 'rank')}"))
     message = f"`{group.name}` cannot lose a rank and keep {elastic.min_ranks}"
     if elastic.min_ranks >= ranks:
         help = f"write a `min_ranks` below {ranks}"
@@ -221,7 +225,7 @@ def _impossible(facts: Facts, group: DeviceGroup, elastic: Elastic) -> Diagnosti
         help = f"only dp and fsdp sizes change: `min_ranks` must be {ranks - step} or less"
     else:
         help = "only dp and fsdp sizes change, and its other sizes take all ranks: leave it out of `elastic`"
-    return Diagnostic("MC328", message, span, (second,), help)
+    return Diagnostic("MC328", message, span, tuple(seconds[:2]), help)
 
 
 def _possible(facts: Facts, group: DeviceGroup, counts: list[int]) -> Diagnostic:
