@@ -1,13 +1,12 @@
 """The file of a worker's spans in the trace of a run (`run.trace`): JSON lines, one for each step.
 
-    {"format": 1, "attempt": n, "node": n, "start": step, "begin": time, "boot": ID, "mark": [NAME, time]}
+    {"format": 1, "attempt": n, "node": n, "start": step, "begin": time, "boot": ID}
     {"attempt": n, "step": n, "dropped": n, "spans": [...]}     the spans of a step
 
 In the first line recording begins, after the step `start`. Times are seconds of the monotonic clock of the
-worker's node, and `boot` names its machine since its start. At `mark` torch's profiler, if it runs, has a
-range with this name. A span is a list: thread, category, name, begin, end, facts. The thread is empty for the
-main thread. The facts of a frame are its "bytes" and the workers "to" which it was sent, or "from" which it
-came.
+worker's node, and `boot` names its machine since its start. A span is a list: thread, category, name, begin,
+end, facts. The thread is empty for the main thread. The facts of a frame are its "bytes" and the workers "to"
+which it was sent, or "from" which it came.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ class TraceFile:
         if os.fstat(self._file).st_size:
             os.write(self._file, b"\n")  # a line of a killed worker may lack its end
 
-    def begin(
-        self, attempt: int, node: int, start: int, begin: float, mark: tuple[str, float] | None
-    ) -> None:
-        times = {"begin": begin, "boot": boot_id(), "mark": mark}
+    def begin(self, attempt: int, node: int, start: int, begin: float) -> None:
+        times = {"begin": begin, "boot": boot_id()}
         self._write({"format": FORMAT, "attempt": attempt, "node": node, "start": start, **times})
 
     def add(self, attempt: int, step: int, spans: Sequence[Sequence[Any]], dropped: int) -> None:
@@ -76,8 +73,6 @@ class WorkerTrace:
         """The beginning of the recording, in seconds of the clock of the worker's node."""
         self.node: int | None = None
         """The node of the last attempt, if it is known."""
-        self.mark = ("", 0.0)
-        """The name and the time of a range in the file of torch's profiler; empty without one."""
         self._boot = ""
         self._places: dict[int, list[tuple[int, int]]] = {}
         """Step -> the place and the length of each of its lines. Stages at the end of a run have their
@@ -97,8 +92,6 @@ class WorkerTrace:
                 self.attempts[step] = attempt
                 self._places.setdefault(step, []).append((place, len(line)))
         elif line.startswith(b'{"format"') and (begun := parsed(line)):
-            if mark := begun["mark"]:
-                self.mark = str(mark[0]), float(mark[1])
             self.node = begun.get("node")
             is_same = begun["boot"] == self._boot  # else its times cannot be compared with the former ones
             self._boot, after = begun["boot"], int(begun["start"])

@@ -34,8 +34,6 @@ SPANS = {
     Activity.SYNCING: ("sync", "{}"),
 }
 """Activity -> the category and the name of its span. That of a checkpoint contains `SAVING`."""
-MARKS = 8
-"""Number of ranges by which this clock and the profiler's clock are compared. The shortest one counts."""
 
 
 class _Open(NamedTuple):
@@ -88,8 +86,9 @@ class Tracer:
             begin = perf_counter()
             try:
                 self._file, self.is_on = TraceFile(self._path), True
-                mark = self._profiler.begin() if self._profiler else None
-                self._file.begin(self._attempt, self._node, step - 1, begin, mark)
+                if self._profiler:
+                    self._profiler.begin()
+                self._file.begin(self._attempt, self._node, step - 1, begin)
             except OSError as error:
                 self._give_up(error)
         if self.is_on:
@@ -227,9 +226,8 @@ class Profiler:
         self._profile: profile | None = None
         self._range: record_function | None = None
 
-    def begin(self) -> tuple[str, float] | None:
-        """Returns the name of a range, and when it began in seconds of `perf_counter`; None if another
-        profiler runs."""
+    def begin(self) -> None:
+        """Begins to record, unless another profiler runs."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -238,15 +236,6 @@ class Profiler:
             self._profile.start()
         except RuntimeError as error:
             self._fail(error)
-            return None
-        marks = []
-        for number in range(MARKS):
-            name, before = f"meshctl mark {number}", perf_counter()
-            self.enter(name)
-            after = perf_counter()
-            self.leave()
-            marks.append((after - before, name, (before + after) / 2))
-        return min(marks)[1:]
 
     def enter(self, name: str) -> None:
         if self._profile:

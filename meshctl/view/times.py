@@ -9,8 +9,8 @@ nothing: for values that have not arrived, for a free slot (the consumer has not
 other ranks of the same group. The rest are checkpoints, events and the loop itself.
 
 Groups work side by side, so a step without a stage is at least as long as the work of any group, and at least
-as long as the step now without the time of that stage. The stage, transfer, sync or rest without which a step
-is shortest bounds the run.
+as long as the step now without the time of that stage. The stage, the transfers or the rest without which a
+step is shortest bound the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 from meshctl.dataclass import dataclass
 from meshctl.plan.model import Plan
-from meshctl.topology.modes import Route
 from meshctl.view.formatting import milliseconds, precise
 
 SLOW_RANK = 1.3
@@ -74,14 +73,6 @@ class WorkerTimes:
                 sums: dict[str, float] = self.__dict__[name]
                 for key, seconds in found.items():
                     sums[key] = sums.get(key, 0.0) + seconds
-
-    def since(self, before: WorkerTimes) -> WorkerTimes:
-        """Returns the sums without those of an earlier time."""
-        found = WorkerTimes(self.steps - before.steps, self.seconds - before.seconds)
-        for name in (*SUMS, "stages", "calls"):
-            old, new = getattr(before, name), getattr(self, name)
-            getattr(found, name).update({key: new[key] - old.get(key, 0) for key in new})
-        return found
 
     def alone(self, stage: str) -> float:
         """Returns the mean seconds of a step in a stage without those in collectives, where it waits for
@@ -144,13 +135,13 @@ class GroupUse:
 class Part:
     """Something that takes time in a step."""
 
-    kind: Literal["stage", "sync", "route", "rest"]
-    """`stage`: the calls of its method. `route`, `sync`: the transfer of values or weights. `rest`: the work
-    of a group outside of its stages, such as checkpoints."""
+    kind: Literal["stage", "moving", "rest"]
+    """`stage`: the calls of its method. `moving`: the transfer of values and weights. `rest`: the work of a
+    group outside of its stages, such as checkpoints."""
     name: str
-    """The stage, the sync or the route; empty for `rest`."""
+    """The stage; empty for `moving` and `rest`."""
     group: str
-    """The group that runs the stage, or sends the values or weights."""
+    """The group that runs the stage, or that has the rest; empty for `moving`."""
     seconds: Mapping[str, float]
     """Group -> the seconds that the part takes there."""
 
@@ -159,16 +150,14 @@ class Part:
 class Bound:
     """The bound of the run, and the time of a step without it."""
 
-    kind: Literal["stage", "sync", "route", "rest"]
+    kind: Literal["stage", "moving", "rest"]
     name: str
     group: str
     """As in `Part`."""
     seconds: float
-    """The mean seconds of a step without the bound; in `next`, without both bounds."""
+    """The mean seconds of a step without the bound."""
     gain: float
     """The part of a step that would be saved, 0 to 1."""
-    next: Bound | None = None
-    """The bound of the run without this one."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +176,10 @@ class TimeUse:
     @cached_property
     def bound(self) -> Bound | None:
         """The bound of the run; None if nothing takes time."""
-        if (first := shortest_without(self.parts, self.seconds)) is None:
+        if (found := shortest_without(self.parts, self.seconds)) is None:
             return None
-
-        def bound(part: Part, seconds: float, after: Bound | None = None) -> Bound:
-            return Bound(part.kind, part.name, part.group, seconds, 1 - seconds / self.seconds, after)
-
-        after = shortest_without([one for one in self.parts if one is not first[0]], first[1])
-        return bound(*first, None if after is None else bound(*after))
+        part, seconds = found
+        return Bound(part.kind, part.name, part.group, seconds, 1 - seconds / self.seconds)
 
     @property
     def staleness(self) -> dict[str, float]:
@@ -266,160 +251,109 @@ def shortest_without(parts: Sequence[Part], seconds: float) -> tuple[Part, float
     return best, left(best)
 
 
-def time_use(plan: Plan, workers: Workers, sizes: Mapping[str, float] = NOTHING) -> TimeUse | None:
+def time_use(plan: Plan, workers: Workers) -> TimeUse | None:
     """Returns the use of time of a run; None where no worker has completed two steps, where all groups run
-    programs, and for events of 0.1.0, which have no times of sends. `sizes` is route -> its bytes. The time
-    of a stage with several routes is divided in proportion to them."""
-    groups = {
-        group.name: _Group(plan, group.name, ranks)
+    programs, and for events of 0.1.0, which have no times of sends."""
+    known = {
+        group.name: ranks
         for group in plan.groups
         if plan.components_of(group.name)
         and (ranks := {rank: one for rank, one in workers.get(group.name, {}).items() if one.steps})
     }
+    everyone = [one for ranks in known.values() for one in ranks.values()]
     has_data = any(route.kind == "data" for route in plan.routes)
-    if not groups or (has_data and not any(one.sends for group in groups.values() for one in group.all)):
+    if not known or (has_data and not any(one.sends for one in everyone)):
         return None
-    uses = {name: group.use() for name, group in groups.items()}
-    parts = [part for group in groups.values() for part in group.stages()]
+    uses = {name: _group_use(plan, name, ranks) for name, ranks in known.items()}
+    parts = [part for name, ranks in known.items() for part in _stages(plan, name, ranks)]
+    parts.append(Part("moving", "", "", {name: use.moving for name, use in uses.items()}))
     parts += [Part("rest", "", name, {name: use.rest}) for name, use in uses.items()]
+    seconds = max(use.seconds for use in uses.values())
+    return TimeUse(plan, max(one.steps for one in everyone), seconds, uses, tuple(parts))
+
+
+def _calls(plan: Plan, group: str) -> list[str]:
+    """Returns the stages that call the workers of a group."""
+    return [stage.name for stage in plan.stages if stage.kind == "call" and plan.group_of(stage) == group]
+
+
+def _group_use(plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> GroupUse:
+    def mean(kind: str, *keys: str) -> float:
+        """Returns the mean over all workers of some sums, for a step."""
+        return fmean(
+            sum(getattr(one, kind).get(key, 0.0) for key in keys) / one.steps for one in ranks.values()
+        )
+
+    calls, waits, in_data = _calls(plan, name), list[Wait](), 0.0
+    syncs = {
+        stage.name: stage.every
+        for stage in plan.stages  # both sides run a sync
+        if stage.kind == "sync" and name in (plan.group_of(stage), plan.component(stage.to).group)
+    }
     for route in plan.routes:
-        ends = plan.ends_of(route)
-        spent = {name: groups[name].transfer(route, sizes) for name in ends if name in groups}
-        if spent and route.kind == "weights":
-            parts.append(Part("sync", route.source, ends[0], spent))
-        elif spent:
-            parts.append(Part("route", route.name, ends[0], spent))
-    steps = max(one.steps for group in groups.values() for one in group.all)
-    return TimeUse(plan, steps, max(use.seconds for use in uses.values()), uses, tuple(parts))
+        source, target = plan.ends_of(route)
+        if name in (source, target):
+            found = [
+                Wait("input", source, route.source, mean("awaited", route.name)),
+                Wait("slot", target, route.target, mean("full", route.name)),
+                Wait("ranks", name, route.source, mean("peers", route.name)),
+            ]
+            waits += found
+            in_data += sum(wait.seconds for wait in found) * (route.kind == "data")
+    for stage in plan.stages:  # a source that may end the run, of which this group has no value
+        if stage.name not in (*calls, *syncs):
+            waits.append(Wait("input", plan.group_of(stage), stage.name, mean("waits", stage.name)))
+    stages = {stage: mean("stages", stage) for stage in calls}
+    seconds, busy = fmean(one.seconds / one.steps for one in ranks.values()), sum(stages.values())
+    waiting = sum(wait.seconds for wait in waits)
+    for sync in syncs:
+        idle = sum(mean(kind, sync) for kind in ("awaited", "full", "peers"))
+        stages[sync] = max(0.0, mean("stages", sync) + mean("waits", sync) - idle)
+    moving = sum(stages[sync] for sync in syncs)
+    moving += max(0.0, mean("waits", *calls) + mean("sends", *calls) - in_data)
+    stages = {stage: spent for stage, spent in stages.items() if mean("calls", stage)}
+    return GroupUse(
+        seconds,
+        busy,
+        moving,
+        waiting,
+        max(0.0, seconds - busy - moving - waiting),
+        stages,
+        {
+            stage: spent * syncs[stage] if stage in syncs else spent / mean("calls", stage)
+            for stage, spent in stages.items()
+        },
+        tuple(sorted((wait for wait in waits if wait.seconds > 0), key=lambda wait: -wait.seconds)),
+        dict(_slow_ranks(calls, ranks)),
+    )
 
 
-class _Group:
-    """The workers of one group, and the stages and routes that they know."""
-
-    def __init__(self, plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> None:
-        self.name, self.all = name, list(ranks.values())
-        self._plan, self._ranks = plan, ranks
-        self._ends = {route.name: plan.ends_of(route) for route in plan.routes}
-        self._routes = [route for route in plan.routes if name in self._ends[route.name]]
-        calls = [stage for stage in plan.stages if stage.kind == "call"]
-        self._calls = [stage for stage in calls if plan.group_of(stage) == name]
-        syncs = [stage for stage in plan.stages if stage.kind == "sync"]  # both sides run a sync
-        self._syncs = [
-            stage for stage in syncs if name in (plan.group_of(stage), plan.component(stage.to).group)
-        ]
-
-    def use(self) -> GroupUse:
-        calls = {stage.name: self._mean("stages", stage.name) for stage in self._calls}
-        syncs = {stage.name: self._moved(stage.name) for stage in self._syncs}
-        seconds = fmean(times.seconds / times.steps for times in self.all)
-        found: list[Wait] = []
-        for route in self._routes:
-            source, target = self._ends[route.name]
-            found.append(Wait("input", source, route.source, self._mean("awaited", route.name)))
-            found.append(Wait("slot", target, route.target, self._mean("full", route.name)))
-            found.append(Wait("ranks", self.name, route.source, self._mean("peers", route.name)))
-        own = {stage.name for stage in (*self._calls, *self._syncs)}
-        for stage in self._plan.stages:  # a source that may end the run, of which this group has no value
-            if stage.name not in own:
-                asked = self._mean("waits", stage.name)
-                found.append(Wait("input", self._plan.group_of(stage), stage.name, asked))
-        waits = tuple(sorted((wait for wait in found if wait.seconds > 0), key=lambda wait: -wait.seconds))
-        busy, waiting = sum(calls.values()), sum(wait.seconds for wait in waits)
-        moving = sum(syncs.values())
-        moving += sum(self._received(stage.name) + self._sent(stage.name) for stage in self._calls)
-        stages = {name: spent for name, spent in (calls | syncs).items() if self._mean("calls", name)}
-        means = {name: spent / self._mean("calls", name) for name, spent in stages.items()}
-        means |= {stage.name: syncs[stage.name] * stage.every for stage in self._syncs}
-        rest = max(0.0, seconds - busy - moving - waiting)
-        slow_ranks: dict[str, int] = {}
-        for name in [stage.name for stage in self._calls]:
-            alone = {rank: times.alone(name) for rank, times in self._ranks.items()}
-            slow, usual = max(alone, key=lambda rank: alone[rank]), median(alone.values())
-            least = SLOW_PART * self._ranks[slow].seconds / self._ranks[slow].steps
-            if alone[slow] > SLOW_RANK * usual and alone[slow] - usual > least:
-                slow_ranks[name] = slow
-        return GroupUse(seconds, busy, moving, waiting, rest, stages, means, waits, slow_ranks)
-
-    def stages(self) -> Iterator[Part]:
-        """Yields the called stages, with the seconds on the slowest rank, until its peers have called them as
-        well."""
-        for stage in self._calls:
-            routes = [route.name for route in self._out_of(stage.name)]
-            seconds = max(
-                (one.stages.get(stage.name, 0.0) + sum(one.peers.get(name, 0.0) for name in routes))
-                / one.steps
-                for one in self.all
-            )
-            yield Part("stage", stage.name, self.name, {self.name: seconds})
-
-    def transfer(self, route: Route, sizes: Mapping[str, float]) -> float:
-        """Returns the seconds of a step in which the group sends or receives the values of a route."""
-        if route.kind == "weights":
-            return self._moved(route.source)
-        source, target = self._ends[route.name]
-        sent = self._sent(route.source) * _share(route, self._out_of(route.source), sizes)
-        received = self._received(route.target) * _share(route, self._into(route.target), sizes)
-        return sent * (source == self.name) + received * (target == self.name)
-
-    def _mean(self, name: str, key: str) -> float:
-        """Returns the mean over all workers of a sum, for a step."""
-        return fmean(getattr(times, name).get(key, 0.0) / times.steps for times in self.all)
-
-    def _moved(self, sync: str) -> float:
-        """Returns the seconds of a step in which a sync moves bytes."""
-        whole = self._mean("stages", sync) + self._mean("waits", sync)
-        return max(0.0, whole - sum(self._mean(kind, sync) for kind in ("awaited", "full", "peers")))
-
-    def _received(self, stage: str) -> float:
-        idle = sum(self._mean("awaited", route.name) for route in self._into(stage))
-        routes = [route for route in self._into(stage) if self._ends[route.name][0] != self.name]
-        idle += sum(self._mean("peers", route.name) for route in routes)
-        return max(0.0, self._mean("waits", stage) - idle)
-
-    def _sent(self, stage: str) -> float:
-        routes = self._out_of(stage)
-        idle = sum(self._mean("full", route.name) + self._mean("peers", route.name) for route in routes)
-        return max(0.0, self._mean("sends", stage) - idle)
-
-    def _into(self, stage: str) -> list[Route]:
-        return [route for route in self._routes if route.target == stage]
-
-    def _out_of(self, stage: str) -> list[Route]:
-        return [route for route in self._routes if route.source == stage]
+def _slow_ranks(calls: Sequence[str], ranks: Mapping[int, WorkerTimes]) -> Iterator[tuple[str, int]]:
+    """Yields the stages in which one rank takes much longer than the others, with this rank."""
+    for stage in calls:
+        alone = {rank: times.alone(stage) for rank, times in ranks.items()}
+        slow, usual = max(alone, key=lambda rank: alone[rank]), median(alone.values())
+        least = SLOW_PART * ranks[slow].seconds / ranks[slow].steps
+        if alone[slow] > SLOW_RANK * usual and alone[slow] - usual > least:
+            yield stage, slow
 
 
-def _share(route: Route, routes: Sequence[Route], sizes: Mapping[str, float]) -> float:
-    """Returns the share of a route in the bytes of `routes`, 0 to 1."""
-    total = sum(sizes.get(one.name, 0.0) for one in routes)
-    return sizes.get(route.name, 0.0) / total if total else 1 / max(1, len(routes))
+def _stages(plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> Iterator[Part]:
+    """Yields the called stages of a group, with the seconds on the slowest rank, until its peers have called
+    them as well."""
+    for stage in _calls(plan, name):
+        routes = [route.name for route in plan.routes if route.source == stage]
+        seconds = max(
+            (one.stages.get(stage, 0.0) + sum(one.peers.get(route, 0.0) for route in routes)) / one.steps
+            for one in ranks.values()
+        )
+        yield Part("stage", stage, name, {name: seconds})
 
 
 COLUMNS = 80
 """The greatest length of a line, where it can be kept."""
 MIN_SHARE = 0.05
 """A smaller part of a step, or a smaller gain, is not mentioned."""
-MAX_RANKS = 4
-"""The number of ranks of a group, evenly spread, that a line for a step takes into account."""
-
-
-class Interval:
-    """Computes where the time went since the last look at a run, from some ranks of each group."""
-
-    def __init__(self) -> None:
-        self._before: dict[tuple[str, int], WorkerTimes] = {}
-
-    def next(self, plan: Plan, workers: Workers) -> TimeUse | None:
-        """Returns where the time went since the last call; None where no group has completed a step."""
-        found: dict[str, dict[int, WorkerTimes]] = {}
-        for group, ranks in workers.items():
-            for rank in sorted(ranks)[:: -(-len(ranks) // MAX_RANKS)] if ranks else ():
-                now, before = ranks[rank], self._before.get((group, rank))
-                if before and before.steps <= now.steps:  # there are less where the run was launched again
-                    found.setdefault(group, {})[rank] = now.since(before)
-                else:
-                    found.setdefault(group, {})[rank] = now
-                self._before[group, rank] = now.since(WorkerTimes())
-        return time_use(plan, found)
 
 
 def extended(line: str, use: TimeUse | None) -> str:
@@ -483,22 +417,16 @@ def conclusions(use: TimeUse) -> Iterator[str]:
 def bound_sentence(use: TimeUse, bound: Bound) -> str:
     """Returns a sentence about the bound of the run and the gain without it."""
     would = f"a step would take {precise(bound.seconds, use.seconds)} in place of {precise(use.seconds)}"
-    if bound.gain < MIN_SHARE:
-        other = f", because of {_named(bound.next)}" if bound.next else ""
-        return f"nothing bounds the run alone: without {_named(bound)} {would}{other}"
-    rank = use.groups[bound.group].slow_ranks.get(bound.name)
-    whose = "" if rank is None else f", most of all on {bound.group}:{rank}"
-    text = f"{_named(bound)} bounds the run{whose}: without it {would} ({percent(bound.gain)} less)"
-    return f"{text}; then {_named(bound.next)} would bound it" if bound.next else text
-
-
-def _named(bound: Bound) -> str:
-    return {
+    name = {
         "stage": f"`{bound.name}` of {bound.group}",
-        "sync": f"moving the weights of `{bound.name}`",
-        "route": f"moving `{bound.name}`",
+        "moving": "moving values and weights",
         "rest": f"what {bound.group} does outside of its stages",
     }[bound.kind]
+    if bound.gain < MIN_SHARE:
+        return f"nothing bounds the run alone: without {name} {would}"
+    rank = use.groups[bound.group].slow_ranks.get(bound.name) if bound.group else None
+    whose = "" if rank is None else f", most of all on {bound.group}:{rank}"
+    return f"{name} bounds the run{whose}: without it {would} ({percent(bound.gain)} less)"
 
 
 def percent(share: float) -> str:

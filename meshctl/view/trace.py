@@ -15,13 +15,10 @@ measured offset. Of a step that ran again, the spans of the last attempt count.
 from __future__ import annotations
 
 import json
-import mmap
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -47,11 +44,6 @@ LAUNCHER = FIRST_ID
 TICK = 0.125
 """The resolution of times in microseconds, a power of two."""
 Event = dict[str, Any]
-BLOCK_BYTES = 1 << 20
-EVENT_BYTES = 1 << 12
-"""The bytes after the name of an event in which its time is."""
-_BASE = re.compile(rb'("baseTimeNanoseconds":\s*)(\d+)')
-_TIME = re.compile(rb'^(\s*"ts":\s*)(-?\d+)(?:\.(\d{1,3}))?', re.MULTILINE)
 
 
 class TraceWriter(Observer):
@@ -115,8 +107,6 @@ class TraceWriter(Observer):
                             file.write(f"{separator}\n{_EVENT.encode(event)}")
                             separator = ","
                         file.write("\n]}\n")
-                    for profile, name, time in merging.profiles():
-                        move_times(profile, name, time)
                 except OSError as error:
                     raise OSError(error.errno, error.strerror, str(path)) from None
             self._written = self._files()
@@ -170,14 +160,6 @@ class Merging:
         found = offsets.get(node, ())
         best = best_at(found, trace.begin - found[0].value) if found else None
         return -best.corrected if best else 0.0
-
-    def profiles(self) -> Iterator[tuple[Path, str, float]]:
-        """Yields the files of torch's profiler, each with the name of a range in it and its time in the
-        trace, in microseconds."""
-        for job_rank, trace in self._traces.items():
-            path, (name, time) = self._run.profile(*self._plan.group_and_rank(job_rank)), trace.mark
-            if name and path.exists():
-                yield path, name, self._time(job_rank, time)
 
     def events(self, instants: Iterable[Instant] = ()) -> Iterator[Event]:
         """Yields all events of the trace."""
@@ -265,38 +247,3 @@ class Places:
 def _named(kind: str, pid: int, tid: int, name: str, index: int) -> Iterator[Event]:
     for what, value in (("name", {"name": name}), ("sort_index", {"sort_index": index})):
         yield {"ph": "M", "name": f"{kind}_{what}", "pid": pid, "tid": tid, "args": value}
-
-
-# Files of torch's profiler
-
-
-def move_times(path: Path, name: str, time: float) -> None:
-    """Writes a file of torch's profiler again so that its event `name` is at `time`, in microseconds. A file
-    in which it is there, or that has no such event, is left as it is. Raises `OSError`."""
-    found = _time_of(path, name)
-    shift = 0 if found is None else round(1000 * time) - found
-    if not shift:
-        return
-    with path.open("rb") as file, replaced(path) as part, open(part, "xb", opener=_private) as moved:
-        block = file.read(BLOCK_BYTES) + file.readline()
-        block = _BASE.sub(lambda base: b"%b%d" % (base[1], int(base[2]) - shift), block, count=1)
-        while block:
-            moved.write(_TIME.sub(lambda line: _moved(line, shift), block))
-            block = file.read(BLOCK_BYTES) + file.readline()
-
-
-def _time_of(path: Path, name: str) -> int | None:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        place = data.find(b'"name": "%b"' % name.encode())
-        found = _TIME.search(data[place : place + EVENT_BYTES]) if place >= 0 else None
-    return _nanoseconds(found) if found else None
-
-
-def _nanoseconds(line: re.Match[bytes]) -> int:
-    return int(line[2] + (line[3] or b"").ljust(3, b"0"))
-
-
-def _moved(line: re.Match[bytes], shift: int) -> bytes:
-    """Returns the line of a time, `shift` nanoseconds later."""
-    time = _nanoseconds(line) + shift
-    return b"%b%b%d.%03d" % (line[1], b"-" * (time < 0), abs(time) // 1000, abs(time) % 1000)

@@ -126,7 +126,7 @@ def test_every_stage_of_every_step_is_on_every_rank(traced: Traced) -> None:
     assert {*received} <= pairs and len(received) > 100
 
 
-def test_the_files_of_torchs_profiler_have_the_same_times(traced: Traced) -> None:
+def test_the_files_of_torchs_profiler_have_a_range_for_each_call(traced: Traced) -> None:
     trace = traced.trace
     for worker in ("rollout:0", "train:2"):
         path = traced.run / "trace" / f"{worker.replace(':', '-')}.profile.json"
@@ -136,8 +136,6 @@ def test_the_files_of_torchs_profiler_have_the_same_times(traced: Traced) -> Non
         names = {one.name for one in stages}
         ranges = sorted((one for one in ranges if one["name"] in names), key=lambda one: one["ts"])
         assert [event["name"] for event in ranges] == [one.name for one in stages]
-        length = stages[-1].end - stages[0].begin
-        assert all(abs(event["ts"] - one.begin) < length for event, one in zip(ranges, stages, strict=True))
     assert {path.name for path in (traced.run / "trace").glob("*.profile.json")} == {
         f"{worker.replace(':', '-')}.profile.json" for worker in WORKERS
     }

@@ -14,7 +14,7 @@ from meshctl.run.events import Event
 from meshctl.run.settings import Trace
 from meshctl.run.trace_file import TraceFile
 from meshctl.topology.cluster import Cluster
-from meshctl.view.trace import TraceWriter, move_times
+from meshctl.view.trace import TraceWriter
 from tests.view.read_trace import Trace as ReadTrace
 from tests.view.read_trace import read_back
 
@@ -50,7 +50,7 @@ def write(
 ) -> None:
     """Writes what a worker has recorded in some steps of an attempt, which began at `at`."""
     file = TraceFile(run.traced(group, rank))
-    file.begin(attempt, node, min(steps) - 1, at, None)
+    file.begin(attempt, node, min(steps) - 1, at)
     for step, spans in steps.items():
         file.add(attempt, step, spans, 0)
     file.close()
@@ -158,24 +158,3 @@ def test_a_file_of_an_earlier_format_is_merged(run: RunDir) -> None:
     path.parent.mkdir()
     path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines))
     assert [one.name for one in merged(run).threads["one:0"]] == ["a -> b"]
-
-
-def test_a_file_of_the_profiler_is_moved_once(tmp_path: Path) -> None:
-    path = tmp_path / "profile.json"
-    marked = {"name": "meshctl mark 3", "ts": 5000000000000.25, "dur": 1.5}
-    events = [
-        {"ph": "X", "name": f"op {number}", "ts": 4999999999999.0 + number / 8} for number in range(18_000)
-    ]
-    document = {"baseTimeNanoseconds": 1_700_000_000_000_000_000, "traceEvents": [*events, marked]}
-    path.write_text(json.dumps(document, indent=2))
-    move_times(path, "meshctl mark 3", 70.5)
-    moved = json.loads(path.read_text())
-    assert moved["traceEvents"][-1] == {**marked, "ts": 70.5}
-    shift = 5000000000000.25 - 70.5
-    assert moved["baseTimeNanoseconds"] == 1_700_000_000_000_000_000 + round(1000 * shift)
-    for before, after in zip(events, moved["traceEvents"], strict=False):
-        assert after["ts"] == pytest.approx(float(before["ts"]) - shift, abs=0.002)  # type: ignore[arg-type]
-    size, inode = path.stat().st_size, path.stat().st_ino
-    move_times(path, "meshctl mark 3", 70.5)
-    move_times(path, "another mark", 0.0)
-    assert (path.stat().st_size, path.stat().st_ino) == (size, inode)

@@ -34,13 +34,18 @@ def for_terminal(
     from meshctl.view.live.output import Output
 
     output = Output(plan, run, follow, from_end=_is_continued(run))
-    if not is_shared and stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
+    if not is_shared and has_cursor(stream, environ):
         from meshctl.view.live.dashboard import Dashboard
 
         return Dashboard(plan, stream, output)
     from meshctl.view.live.plain import PlainOutput
 
     return PlainOutput(plan, run, stream, output)
+
+
+def has_cursor(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Returns whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and environ.get("TERM", "") not in ("", "dumb")
 
 
 def _is_continued(run: RunDir) -> bool:

@@ -42,7 +42,7 @@ from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import GroupState, RunState, State
 from meshctl.view.live.summary import route_rows, workers_of
 from meshctl.view.pictures.text.styled import visible
-from meshctl.view.times import Interval, parts_of
+from meshctl.view.times import parts_of
 
 REFRESH_HZ = 8
 STYLES: Mapping[State, str] = {
@@ -54,7 +54,7 @@ STYLES: Mapping[State, str] = {
     "failed": "bold red",
 }
 TIMES_S = 2.0
-"""Seconds of the run for which a line about the times of its steps stays."""
+"""Seconds for which the line about where the time goes stays."""
 SPARK_COLUMNS = 24
 """Maximum width of the history of a metric."""
 BAR_COLUMNS = 20
@@ -71,7 +71,10 @@ class Dashboard:
     ) -> None:
         self._state, self._clock, self._began = RunState(plan), clock, clock()
         self._output = output
-        self._times = StepTimes()
+        self._where = ""
+        """What is shown in place of the launcher's last report."""
+        self._times, self._timed_at = "", -TIMES_S
+        """The line about where the time goes, and when it was made."""
         self._closed = False
         self._lock = threading.Lock()
         self._live = Live(
@@ -101,8 +104,19 @@ class Dashboard:
             # The run began before this picture did.
             self._began = min(self._began, self._clock() - metrics["time"])
 
+    def on_state(self, state: RunState, elapsed: float, where: str = "") -> None:
+        """Replaces the state by a newer one, which another process has folded. `where` is where a job is that
+        waits."""
+        if state.stalled and state.stall != self._state.stall:
+            self._print("\n".join(state.stall))
+        if self._thread and state.last and self._state.last is None:
+            self._thread.on_row()
+        with self._lock:
+            self._state, self._where, self._began = state, where, self._clock() - elapsed
+
     def on_end(self, code: int, reason: str) -> None:
-        """Draws a last, short picture. The summary, which follows it, has the times and bytes of the run."""
+        """Draws a last, short picture. The summary, which follows it, has the times and bytes of the run. A
+        second call does nothing."""
         if not self._closed:
             if self._thread:
                 self._thread.end(self._state.failed)
@@ -118,25 +132,13 @@ class Dashboard:
             logs = None
             if self._output:
                 logs = newest_logs(self._state, dict(self._output.newest), self._output.hint)
-            times = self._times.text(self._state)
-            return Picture.of(self._state, elapsed, self._state.notice, logs, times)
+            if elapsed - self._timed_at >= TIMES_S:
+                use = self._state.time_use
+                self._times, self._timed_at = "  ".join(parts_of(use)) if use else "", elapsed
+            return Picture.of(self._state, elapsed, self._where or self._state.notice, logs, self._times)
 
     def _print(self, line: str) -> None:
         self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
-
-
-class StepTimes:
-    """The line about where the time goes, of the steps since the line before."""
-
-    def __init__(self) -> None:
-        self._interval, self._text, self._at = Interval(), "", 0.0
-
-    def text(self, state: RunState) -> str:
-        """Returns the line for a state. It changes at most once in `TIMES_S`."""
-        now = state.times.newest
-        if not 0 <= now - self._at < TIMES_S and (use := self._interval.next(state.plan, state.workers)):
-            self._text, self._at = "  ".join(parts_of(use)), now
-        return self._text
 
 
 class Picture:

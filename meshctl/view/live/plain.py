@@ -4,7 +4,7 @@
     step 57/200  12.4 s  exam.reward 0.61  metrics.loss 0.07  rollout waits 61 % for train (metrics)
 
 One line a step, or one a second where steps are faster. The last step always has its line. It ends with where
-the time went since the line before, as far as there is room in 80 columns. The lines of
+the time goes, as far as there is room in 80 columns. The lines of
 workers are those that `output.py` chooses.
 """
 
@@ -21,7 +21,7 @@ from meshctl.view.formatting import count, duration, number
 from meshctl.view.live.output import Output, OutputThread
 from meshctl.view.live.run_state import RunState, download_line, notice_after, saving_line
 from meshctl.view.pictures.text.styled import visible
-from meshctl.view.times import Interval, extended
+from meshctl.view.times import extended
 
 INTERVAL_S = 1.0
 """Minimum time of the run between two lines of steps."""
@@ -45,10 +45,9 @@ class PlainOutput:
         """The step of the last checkpoint of which workers have said that they write it beside training."""
         self._pending: dict[str, Any] = {}
         """The newest value of each metric since the last line."""
-        self._interval = Interval()
         self._lock = threading.Lock()
         self._hint = output.hint if output else ""
-        self._output = OutputThread(output, self._print) if output else None
+        self._output = OutputThread(output, self.print) if output else None
 
     def on_attempt(self, number: int, step: int | None) -> None:
         self._state.on_attempt(number, step)
@@ -58,36 +57,36 @@ class PlainOutput:
             return
         self._has_begun = True
         groups, workers = count(len(self._plan.groups), "group"), count(self._plan.job_size, "worker")
-        self._print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
+        self.print(f"{self._plan.name}: {groups}, {workers}, in {self._run.path}")
         if self._hint:
-            self._print(self._hint)
+            self.print(self._hint)
         if step is not None:
-            self._print(f"continues after step {step}")
+            self.print(f"continues after step {step}")
 
     def on_event(self, event: Event) -> None:
         was_known = bool(self._state.source)
         self._state.on_event(event)
         if self._state.source and not was_known:
-            self._print(f"the run ends with the data of `{self._state.source}`: step {self._state.steps}")
+            self.print(f"the run ends with the data of `{self._state.source}`: step {self._state.steps}")
         match event.name:
             case "started" | "ready":
                 self._print_running(event.group)
             case "saving" if (event.step or 0) > self._saving_step:
                 self._saving_step = event.step or 0
-                self._print(saving_line(event))
+                self.print(saving_line(event))
             case "checkpoint":
-                self._print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
+                self.print(f"checkpoint of step {event.step}: {event.value.get('path', '')}".rstrip(": "))
             case "download":
                 is_first = not event.value.get("received")
                 if is_first or event.time - self._downloaded_at >= DOWNLOAD_INTERVAL_S:
                     self._downloaded_at = event.time
-                    self._print(download_line(event.value))
+                    self.print(download_line(event.value))
             case "restarted":
-                self._print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
+                self.print(f"{restart_line(event)} ({count(event.value.get('left', 0), 'restart')} left)")
             case "stall":
-                self._print("\n".join(event.value.get("text", ())))
+                self.print("\n".join(event.value.get("text", ())))
             case "warning" | "stopping":
-                self._print(notice_after(event, ""))
+                self.print(notice_after(event, ""))
 
     def on_state(self, state: RunState) -> None:
         """Replaces the state by a newer one, which another process has folded."""
@@ -101,7 +100,7 @@ class PlainOutput:
             self._running.add(name)
             phases = ", ".join(f"{phase} {duration(seconds)}" for phase, seconds in group.slow_phases)
             after = f" after {phases}" if phases else ""
-            self._print(f"{name}: {count(group.workers, 'worker')} running{after}")
+            self.print(f"{name}: {count(group.workers, 'worker')} running{after}")
 
     def on_row(self, metrics: Mapping[str, Any]) -> None:
         if self._output and self._state.last is None:
@@ -122,7 +121,7 @@ class PlainOutput:
             if name in self._pending
         ]
         line = "  ".join([f"step {step}{steps}", duration(time), *values])
-        self._print(extended(line, self._interval.next(self._plan, self._state.workers)))
+        self.print(extended(line, self._state.time_use))
         self._printed_at, self._pending = time, {}
 
     def on_end(self, code: int, reason: str) -> None:
@@ -130,7 +129,7 @@ class PlainOutput:
             self._output.end(self._state.failed)
         self._print_step()
 
-    def _print(self, text: str) -> None:
+    def print(self, text: str) -> None:
         with self._lock:
             self._stream.write("\n".join(map(visible, text.split("\n"))) + "\n")
             self._stream.flush()

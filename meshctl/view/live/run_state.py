@@ -405,12 +405,7 @@ class RunState:
     @property
     def time_use(self) -> TimeUse | None:
         """The use of time of this attempt; None before the second step, and for programs."""
-        return time_use(self.plan, self.workers, self.routes)
-
-    @property
-    def workers(self) -> dict[str, dict[int, WorkerTimes]]:
-        """Group -> rank -> the sums of its steps in this attempt, without the first one."""
-        return {name: group.times for name, group in self.groups.items()}
+        return time_use(self.plan, {name: group.times for name, group in self.groups.items()})
 
     @property
     def failed(self) -> list[tuple[str, int]]:

@@ -17,19 +17,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
-
 from meshctl.run.events import parsed
 from meshctl.run.metrics import parsed_row
 from meshctl.run.reading import lines_of, size_of
-from meshctl.view.live.dashboard import Picture, StepTimes, newest_logs
+from meshctl.view.live import has_cursor
+from meshctl.view.live.dashboard import Dashboard
 from meshctl.view.live.output import Output
 from meshctl.view.live.plain import PlainOutput
 from meshctl.view.live.seen_run import SeenRun
 from meshctl.view.live.summary import position
-from meshctl.view.pictures.text.styled import visible
 
 POLL_S = 1.0
 """Seconds between two looks at a run. The launcher writes its state once a second."""
@@ -40,6 +36,7 @@ class WatchView:
 
     def end(self, seen: SeenRun) -> None:
         self.show(seen)
+        self.close()
 
     def close(self) -> None: ...
 
@@ -60,46 +57,23 @@ def watch_view(seen: SeenRun, stream: TextIO, environ: Mapping[str, str] = os.en
     output.hint = f"follow a rank: meshctl logs {seen.name} GROUP:RANK -f"
     if seen.state.last:
         output.end_first_lines()
-    if stream.isatty() and environ.get("TERM", "") not in ("", "dumb"):
-        return LivePicture(stream, output)
-    return PlainWatch(seen, stream, output)
+    return (LivePicture if has_cursor(stream, environ) else PlainWatch)(seen, stream, output)
 
 
 class LivePicture(WatchView):
-    """The picture of `launch`, drawn once a second."""
+    """The picture of `launch`."""
 
-    def __init__(self, stream: TextIO, output: Output) -> None:
-        self._output, self._stall, self._times = output, list[str](), StepTimes()
-        self._live = Live(console=Console(file=stream), auto_refresh=False, vertical_overflow="crop")
-        self._live.start()
+    def __init__(self, seen: SeenRun, stream: TextIO, output: Output) -> None:
+        self._dashboard = Dashboard(seen.plan, stream, output)
+        self._seen = seen
 
     def show(self, seen: SeenRun) -> None:
-        state = seen.state
-        if state.last:
-            self._output.end_first_lines()
-        for worker, text in self._output.new():
-            self._print(f"{worker}: {text}")
-        if state.stalled and state.stall != self._stall:
-            self._print("\n".join(state.stall))
-            self._stall = state.stall
-        logs = newest_logs(state, dict(self._output.newest), self._output.hint)
-        notice, times = seen.where or state.notice, self._times.text(state)
-        picture = Picture.of(state, seen.seconds, notice, logs, times)
-        self._live.update(picture, refresh=True)
-
-    def end(self, seen: SeenRun) -> None:
-        for worker, text in self._output.last(seen.state.failed):
-            self._print(f"{worker}: {text}")
-        self._live.update(Picture.last(seen.state, seen.seconds), refresh=True)
-        self.close()
-        self._live.console.print()
+        self._dashboard.on_state(seen.state, seen.seconds, seen.where)
+        self._seen = seen
 
     def close(self) -> None:
         """Leaves the last picture on the terminal."""
-        self._live.stop()
-
-    def _print(self, line: str) -> None:
-        self._live.console.print(Text("\n".join(map(visible, line.split("\n")))), soft_wrap=True)
+        self._dashboard.on_end(self._seen.code, self._seen.state.reason)
 
 
 class PlainWatch(WatchView):
@@ -107,8 +81,7 @@ class PlainWatch(WatchView):
 
     def __init__(self, seen: SeenRun, stream: TextIO, output: Output) -> None:
         self._run = seen.run
-        self._plain = PlainOutput(seen.plan, seen.run, stream)
-        self._stream, self._output = stream, output
+        self._plain = PlainOutput(seen.plan, seen.run, stream, output)
         self._events = size_of(seen.run.journal("launcher"))
         self._rows = size_of(seen.run.metrics)
         self._has_begun, self._queued = False, ""
@@ -117,17 +90,14 @@ class PlainWatch(WatchView):
         if seen.condition == "queued":
             if seen.where != self._queued:
                 self._queued = seen.where
-                self._print(seen.where)
-                self._stream.flush()
+                self._plain.print(seen.where)
             return
         self._queued = ""  # a job that is queued again says so, also for the same reason
         if not self._has_begun:
             self._has_begun = True
             self._plain.on_attempt(seen.state.attempt, None)
-            self._print(position(seen.state, seen.condition, time.time()))
+            self._plain.print(position(seen.state, seen.condition, time.time()))
         self._plain.on_state(seen.state)
-        for worker, text in self._output.new():
-            self._print(f"{worker}: {text}")
         path = self._run.journal("launcher")
         for line in lines_of(path, self._events):
             self._events += len(line)
@@ -138,16 +108,9 @@ class PlainWatch(WatchView):
             self._rows += len(line)
             if row := parsed_row(line):
                 self._plain.on_row(row)
-        self._stream.flush()
 
-    def end(self, seen: SeenRun) -> None:
-        self.show(seen)
-        for worker, text in self._output.last(seen.state.failed):
-            self._print(f"{worker}: {text}")
-        self._plain.on_end(seen.code, seen.state.reason)
-
-    def _print(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
+    def close(self) -> None:
+        self._plain.on_end(0, "")
 
 
 class JsonWatch(WatchView):

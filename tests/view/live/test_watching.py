@@ -69,21 +69,22 @@ def test_a_run_that_is_deleted_meanwhile(recorded: Recorded, run: RunDir, halfwa
         list(polled(SeenRun.of(run, recorded.plan), delete))
 
 
-def test_the_picture_at_80_columns(
-    recorded: Recorded, run: RunDir, halfway: RunState, pinned: Pinned, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("meshctl.view.live.seen_run.time.time", lambda: 1006.0)
+def test_the_picture_of_a_terminal(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
     stream = Terminal()
     view = watch_view(SeenRun.of(run, recorded.plan), stream, {"TERM": "xterm"})
     assert isinstance(view, LivePicture)
+    halfway.on_event(
+        Event("stall", value={"workers": ["train:1"], "text": ["stalled for 10 s"]}, time=1006.0)
+    )
+    save(run, halfway)
     view.show(SeenRun.of(run, recorded.plan))
     halfway.on_event(Event("over", value={"code": 0, "reason": ""}, time=1006.5))
     save(run, halfway)
     view.end(SeenRun.of(run, recorded.plan))
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "")
-    pinned("watch.txt", "\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+    view.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert text.count("stalled for 10 s\n") == 1 and "arithmetic  step 9/12" in text
+    assert "exam.reward" in text.rpartition("arithmetic")[2] and "rollout  2 cpu    running" in text
 
 
 def test_plain_lines(
@@ -105,7 +106,7 @@ def test_plain_lines(
     halfway.on_event(Event("warning", value={"text": "unused"}))
     end(run, halfway, 143, "SIGTERM")
     view.end(SeenRun.of(run, recorded.plan))
-    pinned("watch_plain.txt", stream.getvalue())
+    pinned("watch_plain.txt", stream.getvalue().replace(SeenRun.of(run, recorded.plan).name, "NAME"))
 
 
 def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfway: RunState) -> None:
