@@ -255,7 +255,7 @@ def run(
     ready: Launchable,
     attempt: Attempt,
     engine: Engine,
-    state: Observer,
+    state: StateFile,
     follow: Sequence[str] = (),
     host: str = "",
     port: int = 0,
@@ -268,7 +268,7 @@ def run(
     from meshctl.engines.node.worker_env import groups_of
     from meshctl.runtime.worker import main
     from meshctl.view.live import for_terminal
-    from meshctl.view.live.summary import summary
+    from meshctl.view.live.summary import text_of
 
     plan, run = ready.plan, attempt.run
     debugged = [DebuggedWorker(ready.start.debug)] if ready.start.debug else []
@@ -292,7 +292,7 @@ def run(
         job = replace(job, needs=ready.needs or Needs(), resize=resize_of(plan, attempt))
         outcome = outcome_of(engine, job, attempt, signals, observers, environ_of_head, host, port)
         state.on_end(outcome.code, outcome.reason)  # where the run ended before it had observers
-    write(summary(plan, run), sys.stdout)
+    write(text_of(state.state, run), sys.stdout)
     try:
         print_cause(outcome)
     except OSError:  # the reader has closed the stream

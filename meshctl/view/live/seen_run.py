@@ -7,7 +7,6 @@ seen.state, seen.condition, seen.launcher
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from meshctl.run.finding import NoRun, find, name_of
 from meshctl.run.launcher import Launcher
 from meshctl.run.reading import DAMAGED
 from meshctl.view.live.run_state import Condition, GroupState, RunState
-from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
+from meshctl.view.live.state_file import read_state
 from meshctl.view.live.summary import means
 
 LIVE: tuple[Condition, ...] = ("queued", "running", "stalled", "stopping")
@@ -48,7 +47,7 @@ class SeenRun:
     def of(cls, run: RunDir, plan: Plan, ask: AskJob = unasked) -> SeenRun:
         """Raises `NoRun`."""
         job = ask(run)  # before the state, which the head writes before its job ends
-        state, launcher = state_of_run(plan, run)
+        state, launcher = read_state(plan, run)
         return cls(run, plan, state, launcher, condition_of(run, state, launcher, job), job, ask)
 
     def again(self) -> SeenRun:
@@ -148,22 +147,6 @@ def plan_of_run(run: RunDir) -> Plan:
     except DAMAGED as error:
         text = str(error) if "format" in str(error) else "it is damaged"
         raise NoRun(f"{run.plan} cannot be read: {text}") from None
-
-
-def state_of_run(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
-    """Returns the state of a run and its launcher. Where the file with the state is damaged, the events are
-    read in its place. Raises `NoRun`."""
-    if not run.path.is_dir():
-        raise NoRun(f"the run directory {run.path} was deleted")
-    try:
-        with suppress(ValueError):
-            return saved_state(plan, run)
-        return folded_state(plan, run), None
-    except OtherFormat as error:
-        raise NoRun(str(error)) from None
-    except OSError as error:
-        file = error.filename or run.state
-        raise NoRun(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
 
 
 def condition_of(

@@ -1,7 +1,7 @@
 """`state.json`: the state of a run on disk, so that other processes need not read its events.
 
     StateFile(plan, run)                an observer of the run, which writes the file
-    saved_state(plan, run)              the state that another process reads
+    read_state(plan, run)               the state that another process reads
 
 The file is written whole, by a rename, at most once a second, and only when something has changed. That the
 run stops is written at once, so that a second `meshctl stop` waits and sends no second signal. A thread does
@@ -22,6 +22,7 @@ from meshctl.plan.model import Plan
 from meshctl.run import clock
 from meshctl.run.directory import RunDir, write_whole
 from meshctl.run.events import Event, Follower, parsed
+from meshctl.run.finding import NoRun
 from meshctl.run.launcher import Launcher
 from meshctl.run.metrics import rows_of
 from meshctl.run.reading import DAMAGED, decoded, is_number, lines_of, size_of, text_of
@@ -41,10 +42,6 @@ TAIL_BYTES = 1 << 16
 PLAIN = ("step", "steps", "source", "attempt", "checkpoint", "reason", "notice", "is_stopping")
 Made = TypeVar("Made")
 LISTS = ("warnings", "restarts", "stalled", "stall")
-
-
-class OtherFormat(Exception):
-    """The file was written by another version of meshctl; the message names it."""
 
 
 # The state as plain data
@@ -118,42 +115,36 @@ def as_text(data: Mapping[str, Any]) -> str:
 # Reading
 
 
+def read_state(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
+    """Returns the state of a run and its launcher. Without the file, or where it is damaged, the events are
+    read in its place. Raises `NoRun`."""
+    if not run.path.is_dir():
+        raise NoRun(f"the run directory {run.path} was deleted")
+    try:
+        with suppress(FileNotFoundError, *DAMAGED):
+            data = read_data(run)
+            launcher = Launcher.of_data(data["launcher"]) if data.get("launcher") else None
+            state = state_of(plan, data)
+            lives = state.code is None and launcher and launcher.is_alive()
+            if state.code is None and not lives and (over := end_after(run, state.times.launched)):
+                state.on_event(over)
+            return state, launcher
+        return folded_state(plan, run), None
+    except OSError as error:
+        file = error.filename or run.state
+        raise NoRun(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
 def read_data(run: RunDir) -> dict[str, Any]:
-    """Returns the data of the file. Raises `FileNotFoundError` if there is none, another `OSError` if it
-    cannot be read, `ValueError` if it is damaged, and `OtherFormat`."""
+    """Returns the data of the file. Raises `OSError`, `ValueError` if it is damaged, and `NoRun` for another
+    format."""
     data = decoded(text_of(run.state))
     if not isinstance(data, dict):
         raise ValueError("it is no JSON object")
     if data.get("format") != FORMAT:
         by = f"meshctl {data.get('meshctl', '')}".strip()
-        raise OtherFormat(f"{run.state} was written by {by} in format {data.get('format')!r}")
+        raise NoRun(f"{run.state} was written by {by} in format {data.get('format')!r}")
     return data
-
-
-def launcher_of(data: Mapping[str, Any]) -> Launcher | None:
-    """Raises `ValueError` for damaged data."""
-    try:
-        return Launcher.of_data(data["launcher"]) if data.get("launcher") else None
-    except DAMAGED as error:
-        raise ValueError(f"its launcher is damaged: {error}") from error
-
-
-def saved_state(plan: Plan, run: RunDir) -> tuple[RunState, Launcher | None]:
-    """Returns the state of a run from its file, and its launcher. Without the file, as for a run of an
-    earlier version, the events are read. Raises what `read_data` raises, except `FileNotFoundError`."""
-    try:
-        data = read_data(run)
-    except FileNotFoundError:
-        return folded_state(plan, run), None
-    launcher = launcher_of(data)
-    try:
-        state = state_of(plan, data)
-    except DAMAGED as error:
-        raise ValueError(f"it lacks something: {error}") from error
-    lives = state.code is None and launcher and launcher.is_alive()
-    if state.code is None and not lives and (over := end_after(run, state.times.launched)):
-        state.on_event(over)
-    return state, launcher
 
 
 def end_after(run: RunDir, launched: float) -> Event | None:
@@ -188,9 +179,10 @@ class StateFile:
         """Writes the first state, of a run that begins or continues. Starts no thread before the first
         attempt, because the engine forks before."""
         self._run, self._launcher = run, Launcher.present()
-        self._state = state = RunState(plan)
-        with suppress(OSError, OtherFormat, *DAMAGED):
-            self._state = state = state_of(plan, read_data(run))
+        self.state = RunState(plan)
+        with suppress(OSError, NoRun, *DAMAGED):
+            self.state = state_of(plan, read_data(run))
+        state = self.state
         state.code, state.reason, state.notice, state.is_stopping = None, "", STARTING, False
         self._lock, self._wake = threading.Lock(), threading.Condition()
         self._has_changed = self._is_urgent = self._is_over = False
@@ -200,7 +192,7 @@ class StateFile:
 
     def on_attempt(self, number: int, step: int | None) -> None:
         with self._lock:
-            self._state.on_attempt(number, step)
+            self.state.on_attempt(number, step)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write_changes, name="state", daemon=True)
             self._thread.start()
@@ -209,12 +201,12 @@ class StateFile:
         if event.name == "metric":  # the rows have them
             return
         with self._lock:
-            self._state.on_event(event)
+            self.state.on_event(event)
         self._note_change(is_urgent=event.name == "stopping")
 
     def on_row(self, row: Mapping[str, Any]) -> None:
         with self._lock:
-            self._state.on_row(row)
+            self.state.on_row(row)
         self._note_change()
 
     def on_end(self, code: int, reason: str) -> None:
@@ -226,8 +218,8 @@ class StateFile:
             self._wake.notify()
         if self._thread:
             self._thread.join(END_S)
-        if self._state.code is None:
-            self._state.on_event(Event("over", value={"code": code, "reason": reason}, time=clock.now()))
+        if self.state.code is None:
+            self.state.on_event(Event("over", value={"code": code, "reason": reason}, time=clock.now()))
         with suppress(OSError):  # the run directory was deleted, or the disk is full
             self._write()
 
@@ -255,5 +247,5 @@ class StateFile:
         if not self._run.path.is_dir():  # `write_whole` would make a deleted folder again
             return
         with self._lock:
-            text = as_text(data_of(self._state, self._launcher))
+            text = as_text(data_of(self.state, self._launcher))
         write_whole(self._run.state, text)

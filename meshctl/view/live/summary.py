@@ -25,13 +25,11 @@ from __future__ import annotations
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
-from meshctl.plan.model import Group, Plan
+from meshctl.plan.model import Group
 from meshctl.run.directory import RunDir
 from meshctl.view.formatting import count, duration, milliseconds, number, rate, size
 from meshctl.view.live.run_state import Condition, GroupState, RunState
-from meshctl.view.live.state_file import OtherFormat, folded_state, saved_state
 from meshctl.view.times import COLUMNS, conclusions, rows
 
 INDENT = "  "
@@ -39,24 +37,10 @@ MAX_RESTARTS = 8
 """Maximum number of restarts that are listed, the last ones."""
 
 
-def summary(plan: Plan, run: RunDir) -> str:
-    """Returns the summary of a run that is over: how it ended, the metrics, the times of stages and routes,
-    and the paths of its files. The text ends with a newline."""
-    return text_of(state_after(plan, run), run)
-
-
-def state_after(plan: Plan, run: RunDir) -> RunState:
-    """Returns the state of a run that is over. Where its file lacks the end, the events are read."""
-    with suppress(ValueError, OSError, OtherFormat):
-        state, _ = saved_state(plan, run)
-        if state.code is not None:
-            return state
-    return folded_state(plan, run)
-
-
 def text_of(state: RunState, run: RunDir, condition: Condition = "lost", now: float = 0.0) -> str:
-    """Returns what is known about a run in a few lines. `condition` is the state of a run without an end, and
-    `now` the present time for one that goes on."""
+    """Returns what is known about a run in a few lines: how it ended, the metrics, the times of stages and
+    routes, and the paths of its files. `condition` is the state of a run without an end, and `now` the
+    present time for one that goes on."""
     is_over, use = state.code is not None or condition == "lost", state.time_use
     # The means of stages are for the time before the second step, and for a run of an earlier version.
     groups = state.groups.items()

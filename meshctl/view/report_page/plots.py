@@ -4,11 +4,11 @@ script, which shows the value under the pointer and zooms."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshctl.dataclass import dataclass
-from meshctl.view.formatting import count, duration, number, size
+from meshctl.view.formatting import count, duration, number, precise, size
 from meshctl.view.report_page.markup import Child, Markup, inner, tag
 from meshctl.view.report_page.record import Point, RunRecord, Series
 
@@ -50,6 +50,8 @@ def step_text(most: float) -> Callable[[float], str]:
     return (lambda step: f"{step / 1000:.12g}k" if step else "0") if most >= 20_000 else number
 
 
+TEXTS: Mapping[str, Callable[[float], str]] = {"": number, "seconds": precise, "bytes": size}
+"""Unit -> the function that formats a value."""
 AXIS = 20
 """Pixels below a plot for the numbers of its axis."""
 X_TICKS, Y_TICKS = 5, 4
@@ -78,13 +80,20 @@ class Plot:
     x: Scale
     marks: Sequence[tuple[float, str]] = ()
     """Positions on the axis with a text: the restarts."""
-    text: Callable[[float], str] = number
-    """Formats a value."""
-    x_ticks: Sequence[Tick] | None = None
     unit: str = ""
-    """The format of a value in the script: `bytes`, `seconds`, or empty for a number."""
+    """The unit of a value, a key of `TEXTS`."""
     axis: str = "step"
     """The quantity of `x`: `step`, or `time` in seconds."""
+
+    @property
+    def text(self) -> Callable[[float], str]:
+        return TEXTS[self.unit]
+
+    @property
+    def x_ticks(self) -> list[Tick]:
+        if self.axis == "time":
+            return self.x.ticks(X_TICKS, duration)
+        return self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0)
 
     @property
     def y(self) -> Scale | None:
@@ -122,7 +131,7 @@ class Plot:
         area = tag(
             "svg",
             stretched(self._inside(y), HEIGHT),
-            x_labels(self.x_ticks or self.x.ticks(X_TICKS, step_text(self.x.high), least=1.0), HEIGHT),
+            x_labels(self.x_ticks, HEIGHT),
             class_="plot-area",
             width="100%",
             height=HEIGHT + AXIS,
@@ -206,12 +215,12 @@ def _short(value: float | None) -> float | None:
 
 
 def legend(names: Sequence[str]) -> Markup:
-    """Returns the names of the curves with their colors."""
+    """Returns the names of the curves with their colors; nothing without names."""
     items = (
         tag("li", tag("span", class_=f"swatch k{index}"), tag("span", name))
         for index, name in enumerate(names)
     )
-    return tag("ul", inner(items), class_="legend")
+    return tag("ul", inner(items), class_="legend") if names else Markup()
 
 
 KINDS = {"resident": "main memory", "device": "device memory"}
@@ -234,8 +243,7 @@ def memory_plots(records: Sequence[RunRecord]) -> Iterator[Plot]:
             same = [one for record in records for one in record.seen.plan.groups if one.name == group]
             workers = max(one.workers for one in same)
             name = f"{group}: {what}" + (f", the most of {count(workers, 'rank')}" if workers > 1 else "")
-            ticks = scale.ticks(5, duration)
-            yield Plot(name, curves, scale, text=size, x_ticks=ticks, unit="bytes", axis="time")
+            yield Plot(name, curves, scale, unit="bytes", axis="time")
 
 
 def _most(record: RunRecord, group: str, key: str) -> list[Point]:

@@ -29,11 +29,6 @@ Point = tuple[float, float | None]
 class Series:
     """The values of one metric over the steps of a run of any length, in bounded memory."""
 
-    first: Point | None = None
-    last: Point | None = None
-    low: Point | None = None
-    high: Point | None = None
-    """The points with the least and the greatest value."""
     gaps: list[float] = field(default_factory=list)
     """The first steps whose value was not finite."""
     points: list[Point] = field(default_factory=list)
@@ -47,11 +42,7 @@ class Series:
             if self.points and self.points[-1][1] is not None:
                 self.points.append((self.points[-1][0], None))
             return
-        self.last = (step, value)
-        self.first = self.first or self.last
-        self.low = self.last if self.low is None or value < (self.low[1] or 0.0) else self.low
-        self.high = self.last if self.high is None or value > (self.high[1] or 0.0) else self.high
-        self.points.append(self.last)
+        self.points.append((step, value))
         if len(self.points) > 4 * MAX_PIECES:
             self.points = thinned(self.points)
 
@@ -234,7 +225,7 @@ class RunRecord:
                         continue
                     one = self.series[name] = Series()
                 one.add(step, value)
-        if seconds.first or seconds.gaps:
+        if seconds.points:
             self.series[STEP_SECONDS] = seconds
         self.left_out = len(left_out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import SequenceMatcher
+from difflib import unified_diff
 from heapq import nlargest
 from typing import Any
 
@@ -149,21 +149,19 @@ def route_table(record: RunRecord) -> Markup:
 
 
 def attempt_table(record: RunRecord) -> Markup:
-    """Returns the attempts of a run with more than one, with their numbers of workers where these differ."""
+    """Returns the attempts of a run with more than one."""
     attempts = record.attempts
     if len(attempts) < 2:
         return Markup()
-    rows = [["attempt", "began", "continued after", "workers", "steps that ran again", "why it ended"]]
+    rows = list[Sequence[Child]]()
     for each in attempts:
         after = f"step {each.step}" if each.step else "the beginning"
         workers = ", ".join(f"{name} {count}" for name, count in each.workers.items())
-        lost = str(each.lost or "")
-        rows.append([str(each.number), when(each.time), after, workers, lost, redact(each.cause)])
-    if len({row[3] for row in rows[1:]}) > 1:
-        return table(rows[0], rows[1:], (0, 4))
-    for row in rows:
-        del row[3]
-    return table(rows[0], rows[1:], (0, 3))
+        rows.append(
+            (str(each.number), when(each.time), after, workers, str(each.lost or ""), redact(each.cause))
+        )
+    heads = ("attempt", "began", "continued after", "workers", "steps that ran again", "why it ended")
+    return table(heads, rows, (0, 4))
 
 
 def group_restarts(record: RunRecord) -> Markup:
@@ -256,18 +254,6 @@ def environment(record: RunRecord) -> Markup:
     return inner(*found)
 
 
-def environments(records: Sequence[RunRecord]) -> Markup:
-    """Returns a table of the facts of both runs. Those that differ are marked."""
-    both = [facts_of(record) for record in records]
-    rows = list[Sequence[Child]]()
-    for name in dict.fromkeys(name for one in both for name in one):
-        values = [one.get(name, "") for one in both]
-        if any(values):
-            differs = all(values) and len(set(values)) > 1
-            rows.append((name, *(tag("mark", value) if differs else value for value in values)))
-    return table(("", *(record.seen.name for record in records)), rows)
-
-
 def facts_of(record: RunRecord) -> dict[str, str]:
     """Returns the facts of the last launch by name. The text of an unknown fact is empty."""
     launch = record.launches[-1] if record.launches else {}
@@ -311,13 +297,10 @@ def compared_recipes(before: str, after: str) -> Markup:
     if one == two:
         return tag("p", "The two recipes are the same.", class_="note")
     shown = list[Child]()
-    for group in SequenceMatcher(a=one, b=two, autojunk=False).get_grouped_opcodes(CONTEXT):
-        if shown:
-            shown.append(tag("span", "…\n", class_="muted"))
-        for kind, begin, end, other_begin, other_end in group:
-            if kind == "equal":
-                shown += [f"  {line}\n" for line in one[begin:end]]
-                continue
-            shown += [tag("del", f"- {line}\n") for line in one[begin:end]]
-            shown += [tag("ins", f"+ {line}\n") for line in two[other_begin:other_end]]
+    for line in [*unified_diff(one, two, n=CONTEXT, lineterm="")][2:]:
+        if line.startswith("@@"):
+            shown += [tag("span", "…\n", class_="muted")] if shown else []
+        else:
+            text = f"{line[0]} {line[1:]}\n"
+            shown.append(tag("del" if line[0] == "-" else "ins", text) if line[0] in "+-" else text)
     return tag("pre", shown, class_="recipe", tabindex=0)

@@ -18,6 +18,7 @@ from meshctl.view.report_page.markup import Markup, inner, tag
 from meshctl.view.report_page.plots import WIDTH, Scale, stretched, x_labels
 from meshctl.view.report_page.record import RunRecord, Span, Worker
 
+NOTE = "Each lane is a rank. The height of a color is the share of its time that a stage takes."
 COLUMNS = 200
 MAX_LANES = 256
 OTHERS = {"send": "sends", "wait": "waits for input", "rest": "checkpoints and rest"}
@@ -75,26 +76,21 @@ class Lanes:
         return tag("svg", found, class_="lane-names", height=self.bottom + AXIS, aria_hidden="true")
 
 
-class Colors:
-    """The class of each stage: one of eight hues, in the order of the plan."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.of = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
-
-    def legend(self, boxes: Mapping[str, object], record: RunRecord) -> Markup:
-        """Returns the legend: the names of the stages and activities, and the marks of the run."""
-        named = [(kind, name) for name, kind in self.of.items() if kind in boxes]
-        named += [(kind, name) for kind, name in OTHERS.items() if kind in boxes]
-        marks = ("checkpoint", "checkpoint"), ("restarted", "restart"), ("fault", "fault")
-        named += [(kind, kind) for event, kind in marks if record.events(event)]
-        items = [tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name)) for kind, name in named]
-        return tag("ul", inner(items), class_="legend")
+def _legend(colors: Mapping[str, str], boxes: Mapping[str, object], record: RunRecord) -> Markup:
+    """Returns the names of the stages and activities with their colors, and the marks of the run."""
+    named = [(kind, name) for name, kind in colors.items() if kind in boxes]
+    named += [(kind, name) for kind, name in OTHERS.items() if kind in boxes]
+    marks = ("checkpoint", "checkpoint"), ("restarted", "restart"), ("fault", "fault")
+    named += [(kind, kind) for event, kind in marks if record.events(event)]
+    items = [tag("li", tag("span", class_=f"swatch {kind}"), tag("span", name)) for kind, name in named]
+    return tag("ul", inner(items), class_="legend")
 
 
 def whole_run(record: RunRecord) -> Markup:
     """Returns the lanes of the whole run; empty for a run without a step."""
     plan, clock = record.seen.plan, record.clock
-    lanes, colors = Lanes.of(plan), Colors(plan)
+    lanes = Lanes.of(plan)
+    colors = {stage.name: f"s{number % len(HUES)}" for number, stage in enumerate(plan.stages)}
     length = clock.seconds
     if not record.steps.spans or length <= 0:
         return Markup()
@@ -129,10 +125,12 @@ def whole_run(record: RunRecord) -> Markup:
     )
     names = json.dumps([[f"{group}:{rank}", top] for (group, rank), top in lanes.tops.items()])
     drawn = tag("div", lanes.labels(), drawn, class_="timeline", data_lanes=names, data_seconds=length)
-    return inner(colors.legend(boxes, record), drawn)
+    return inner(tag("p", NOTE, class_="note"), _legend(colors, boxes, record), drawn)
 
 
-def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[int, dict[str, float]]:
+def _columns(
+    record: RunRecord, spans: Sequence[Span], colors: Mapping[str, str]
+) -> dict[int, dict[str, float]]:
     """Returns column -> class -> its share of the time."""
     found: dict[int, dict[str, float]] = {}
     width = record.clock.seconds / COLUMNS
@@ -144,7 +142,7 @@ def _columns(record: RunRecord, spans: Sequence[Span], colors: Colors) -> dict[i
         left = max(0.0, span.seconds - busy)
         sends = min(sum(span.sends.values()), left)
         waits = min(sum(span.waits.values()), left - sends)
-        stages = ((colors.of.get(name, "rest"), seconds) for name, seconds in span.stages.items())
+        stages = ((colors.get(name, "rest"), seconds) for name, seconds in span.stages.items())
         parts = [*stages, ("send", sends), ("wait", waits), ("rest", left - sends - waits)]
         first, last = int(begin / width), min(COLUMNS - 1, int(end / width))
         for number in range(first, last + 1):

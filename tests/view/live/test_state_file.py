@@ -20,7 +20,7 @@ from meshctl.view.live.state_file import (
     data_of,
     folded_state,
     read_data,
-    saved_state,
+    read_state,
     state_of,
 )
 from tests.examples import examples
@@ -36,7 +36,7 @@ def test_another_process_reads_the_state_of_a_run(recorded: Recorded, run: RunDi
     recorded.feed(view)
     view.on_end(0, "")
     recorded.write(run)
-    state, launcher = saved_state(recorded.plan, run)
+    state, launcher = read_state(recorded.plan, run)
     assert launcher == Launcher.present() and state.condition == "done" and state.step == 12
     there = folded_state(recorded.plan, run)
     there.times = state.times  # the recorded events have other times than those that are written now
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_keeps_its_histories_and_times(recorded: Recorded, ru
     view.on_attempt(1, 6)
     view.on_event(Event("warning", value={"text": "again"}, time=BEGAN + 102))
     view.on_end(0, "")
-    state, _ = saved_state(recorded.plan, run)
+    state, _ = read_state(recorded.plan, run)
     assert state.histories["metrics.loss"].steps == [1, 2, 3, 4, 5, 6]
     assert (state.times.began, state.times.launched) == (BEGAN, BEGAN + 100)
     assert state.times.before == pytest.approx(6.5) and state.attempt == 1
@@ -128,11 +128,11 @@ def test_an_end_that_only_the_events_have(recorded: Recorded, run: RunDir) -> No
     begun = RunState(recorded.plan)
     begun.on_event(Event("launched", time=BEGAN))
     save(run, begun, replace(Launcher.present(), start=1))
-    assert saved_state(recorded.plan, run)[0].code is None
+    assert read_state(recorded.plan, run)[0].code is None
     journal = Journal(run.journal("launcher"))
     journal.write("over", code=5, reason="train:1 failed")
     journal.close()
-    state, _ = saved_state(recorded.plan, run)
+    state, _ = read_state(recorded.plan, run)
     assert (state.condition, state.reason) == ("failed", "train:1 failed")
 
 

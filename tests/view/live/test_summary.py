@@ -5,13 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from meshctl.plan.model import Group, Program
+from meshctl.plan.model import Group, Plan, Program
 from meshctl.run.best import ScoredCheckpoint
 from meshctl.run.directory import RunDir
 from meshctl.run.events import Event, Journal
-from meshctl.view.live.summary import summary
+from meshctl.view.live.state_file import folded_state
+from meshctl.view.live.summary import text_of
 from tests.view.conftest import Pinned
 from tests.view.recorded import Recorded, make_plan
+
+
+def summary(plan: Plan, run: RunDir) -> str:
+    return text_of(folded_state(plan, run), run)
 
 
 def test_of_a_whole_run(recorded: Recorded, run: RunDir, pinned: Pinned) -> None:

@@ -106,7 +106,10 @@ def test_plain_lines(
     halfway.on_event(Event("warning", value={"text": "unused"}))
     end(run, halfway, 143, "SIGTERM")
     view.end(SeenRun.of(run, recorded.plan))
-    pinned("watch_plain.txt", stream.getvalue().replace(SeenRun.of(run, recorded.plan).name, "NAME"))
+    pinned(
+        "watch_plain.txt",
+        stream.getvalue().replace(f"logs {SeenRun.of(run, recorded.plan).name}", "logs NAME"),
+    )
 
 
 def test_json_has_a_line_for_each_change(recorded: Recorded, run: RunDir, halfway: RunState) -> None:

@@ -50,7 +50,6 @@ def test_a_run_with_restarts_and_other_sizes(tmp_path: Path) -> None:
     assert "<title>restarted after step 4, train with 1 of 2 workers: train:1 failed" in text
     assert "<title>rollout restarts alone: rollout:1 failed in stage rollouts, step 3" in text
     assert re.search(r"<li>[^<]*: rollout restarts alone: rollout:1 failed in stage rollouts", text)
-    assert "workers</th>" not in drawn(failed(tmp_path / "failed"))
 
 
 def test_a_run_that_has_failed(tmp_path: Path) -> None:
