@@ -129,8 +129,8 @@ def figures(plots: Sequence[Plot], first: int, records: Sequence[RunRecord]) -> 
     for index, plot in enumerate(plots, first):
         values = (curve.last for curve in plot.curves)
         last = " · ".join("–" if value is None else plot.text(value) for value in values)
-        names = tag("span", plot.name, class_="name"), tag("span", last, class_="last")
-        name, caption = plot.name if plot.axis == "step" else None, tag("figcaption", names)
+        head = [tag("span", plot.name, class_="name"), tag("span", last, class_="last")]
+        name, caption = plot.name if plot.axis == "step" else None, tag("figcaption", head)
         drawn.append(tag("figure", caption, plot.drawn(), data_plot=str(index), data_name=name))
     names = [record.seen.name for record in records] if len(records) > 1 else []
     return inner(legend(names), tag("div", drawn, class_="plots")) if drawn else Markup()
