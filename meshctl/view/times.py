@@ -15,9 +15,9 @@ step is shortest bound the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean, median
 from typing import Any, Literal
 
@@ -278,31 +278,15 @@ def _calls(plan: Plan, group: str) -> list[str]:
 
 
 def _group_use(plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> GroupUse:
-    def mean(kind: str, *keys: str) -> float:
-        """Returns the mean over all workers of some sums, for a step."""
-        return fmean(
-            sum(getattr(one, kind).get(key, 0.0) for key in keys) / one.steps for one in ranks.values()
-        )
-
-    calls, waits, in_data = _calls(plan, name), list[Wait](), 0.0
+    mean, calls = partial(_mean, ranks), _calls(plan, name)
     syncs = {
         stage.name: stage.every
         for stage in plan.stages  # both sides run a sync
         if stage.kind == "sync" and name in (plan.group_of(stage), plan.component(stage.to).group)
     }
-    for route in plan.routes:
-        source, target = plan.ends_of(route)
-        if name in (source, target):
-            found = [
-                Wait("input", source, route.source, mean("awaited", route.name)),
-                Wait("slot", target, route.target, mean("full", route.name)),
-                Wait("ranks", name, route.source, mean("peers", route.name)),
-            ]
-            waits += found
-            in_data += sum(wait.seconds for wait in found) * (route.kind == "data")
-    for stage in plan.stages:  # a source that may end the run, of which this group has no value
-        if stage.name not in (*calls, *syncs):
-            waits.append(Wait("input", plan.group_of(stage), stage.name, mean("waits", stage.name)))
+    waits = [wait for wait in _waits(plan, name, ranks, (*calls, *syncs)) if wait.seconds > 0]
+    data = [route.name for route in plan.routes if route.kind == "data"]
+    in_data = sum(mean(kind, *data) for kind in ("awaited", "full", "peers"))
     stages = {stage: mean("stages", stage) for stage in calls}
     seconds, busy = fmean(one.seconds / one.steps for one in ranks.values()), sum(stages.values())
     waiting = sum(wait.seconds for wait in waits)
@@ -323,9 +307,27 @@ def _group_use(plan: Plan, name: str, ranks: Mapping[int, WorkerTimes]) -> Group
             stage: spent * syncs[stage] if stage in syncs else spent / mean("calls", stage)
             for stage, spent in stages.items()
         },
-        tuple(sorted((wait for wait in waits if wait.seconds > 0), key=lambda wait: -wait.seconds)),
+        tuple(sorted(waits, key=lambda wait: -wait.seconds)),
         dict(_slow_ranks(calls, ranks)),
     )
+
+
+def _mean(ranks: Mapping[int, WorkerTimes], kind: str, *keys: str) -> float:
+    """Returns the mean over the workers of a group of some of their sums, for a step."""
+    return fmean(sum(getattr(one, kind).get(key, 0.0) for key in keys) / one.steps for one in ranks.values())
+
+
+def _waits(plan: Plan, name: str, ranks: Mapping[int, WorkerTimes], own: Collection[str]) -> Iterator[Wait]:
+    """Yields the waits of a group that runs the stages `own`."""
+    for route in plan.routes:
+        source, target = plan.ends_of(route)
+        if name in (source, target):
+            yield Wait("input", source, route.source, _mean(ranks, "awaited", route.name))
+            yield Wait("slot", target, route.target, _mean(ranks, "full", route.name))
+            yield Wait("ranks", name, route.source, _mean(ranks, "peers", route.name))
+    for stage in plan.stages:  # a source that may end the run, of which this group has no value
+        if stage.name not in own:
+            yield Wait("input", plan.group_of(stage), stage.name, _mean(ranks, "waits", stage.name))
 
 
 def _slow_ranks(calls: Sequence[str], ranks: Mapping[int, WorkerTimes]) -> Iterator[tuple[str, int]]:
