@@ -72,7 +72,7 @@ class Dashboard:
         self._state, self._clock, self._began = RunState(plan), clock, clock()
         self._output = output
         self._where = ""
-        """What is shown in place of the launcher's last report."""
+        """The text shown in place of the launcher's last report."""
         self._times, self._timed_at = "", -TIMES_S
         """The line about where the time goes, and when it was made."""
         self._closed = False
