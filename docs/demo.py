@@ -11,7 +11,8 @@ from rich.console import Console
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.view.live.dashboard import Picture
-from meshctl.view.live.summary import ending, state_after
+from meshctl.view.live.state_file import read_state
+from meshctl.view.live.summary import ending
 
 # Fonts of every viewer, because the drawing must not fetch any.
 FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
@@ -19,7 +20,7 @@ FONTS = ("Fira Code", "DejaVu Sans Mono, Menlo, Consolas, monospace")
 
 def draw(run: RunDir) -> str:
     plan = Plan.read(run.plan)
-    state = state_after(plan, run)
+    state, _ = read_state(plan, run)
     console = Console(
         record=True, width=80, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )

@@ -200,7 +200,6 @@ PAGES = {
 ABSENT = r"not supported|is missing|Missing here|does not have|cannot yet|no support for".replace(" ", r"\s+")
 OF_A_RECIPE = "what a recipe lacks"
 PRESENT = {
-    "docs/architecture.md": ("where the file is missing", "a file of a run"),
     "docs/engines.md": ("`meshctl` is missing there", "an installation on a host"),
     "docs/faults.md": ("a rank's file is missing", "a fault that is caused"),
     "docs/runs.md": ("a library is missing", "what `doctor` finds"),

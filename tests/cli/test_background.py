@@ -14,7 +14,7 @@ import pytest
 from meshctl.plan.model import Plan
 from meshctl.run.directory import RunDir
 from meshctl.run.launcher import Launcher
-from meshctl.view.live.state_file import folded_state, saved_state
+from meshctl.view.live.state_file import folded_state, read_data, state_of
 from tests.cli.commands import meshctl
 from tests.cli.small_launch import PATIENT, run_of, steps
 from tests.command_server import Started
@@ -86,7 +86,7 @@ def test_a_run_in_the_background(background: Path) -> None:
     assert (status["state"], status["step"], status["attempt"]) == ("done", last + 2, 1)
     assert status["metrics"]["sum.seen"] == {"first": 2.0, "last": 2.0 * (last + 2)}
     plan, kept = Plan.read(run / "plan.json"), RunDir(run)
-    assert comparable(saved_state(plan, kept)[0]) == comparable(folded_state(plan, kept))
+    assert comparable(state_of(plan, read_data(kept))) == comparable(folded_state(plan, kept))
 
 
 def test_a_run_whose_launcher_was_killed_is_lost(background: Path) -> None:
