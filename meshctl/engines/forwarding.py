@@ -51,28 +51,25 @@ class ForwardedEvents:
         self._run = run
         self._paths: dict[str, Path] = {}
         """Process -> the segment to which its events are appended."""
-        self._unwritten: dict[str, str] = {}
+        self._unwritten: dict[str, bytes] = {}
         """Process -> lines that a full disk did not take."""
 
     def add(self, who: str, lines: Iterable[str]) -> None:
         """Appends the lines of a process. What the disk does not take is written later."""
         if PROCESS.fullmatch(who):
-            self._unwritten[who] = self._unwritten.get(who, "") + "".join(lines)
-        for name, text in list(self._unwritten.items()):
+            self._unwritten[who] = self._unwritten.get(who, b"") + "".join(lines).encode()
+        for name in [name for name, left in self._unwritten.items() if left]:
             with suppress(OSError):  # the head reports a run directory that cannot be written
-                self._append(name, text)
-                del self._unwritten[name]
+                self._write(name)
 
-    def _append(self, who: str, text: str) -> None:
-        path = self._paths.get(who) or newest_segment(self._run.journal(who))
-        with suppress(FileNotFoundError):
-            path = segment_after(path) if path.stat().st_size >= SEGMENT_BYTES else path
+    def _write(self, who: str) -> None:
+        path = self._paths[who] = self._paths.get(who) or newest_segment(self._run.journal(who))
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._paths[who] = path
         file = appended(path)
         try:
-            data = memoryview(text.encode())
-            while data:
-                data = data[os.write(file, data) :]
+            while left := self._unwritten[who]:
+                self._unwritten[who] = left[os.write(file, left) :]
+            if os.fstat(file).st_size >= SEGMENT_BYTES:
+                self._paths[who] = segment_after(path)
         finally:
             os.close(file)

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import tarfile
@@ -301,6 +302,19 @@ def test_events_reach_the_head_once_and_in_order(tmp_path: Path) -> None:
             found += [event.step for event in follower.in_order()]
     assert found == list(range(1, 3001))
     assert len(list(node.events.iterdir())) == 1 and len(list(head.events.iterdir())) > 1
+
+
+def test_events_of_nodes_that_a_full_disk_takes_in_part_are_written_once(tmp_path: Path) -> None:
+    head = RunDir(tmp_path)
+    forwarded, limits = ForwardedEvents(head), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25, limits[1]))
+    try:
+        forwarded.add("train-0", ["first line\n", "second line\n", "third line\n"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert head.journal("train-0").stat().st_size == 25
+    forwarded.add("train-0", ["last line\n"])
+    assert head.journal("train-0").read_text() == "first line\nsecond line\nthird line\nlast line\n"
 
 
 @pytest.mark.parametrize("who", ["../../etc/train-0", "launcher", "train-0.1"])
