@@ -52,8 +52,9 @@ def made() -> Any:
     from tempfile import mkdtemp
 
     from meshctl.agents import Agent
+    from meshctl.data.examples import PromptLimits
     from meshctl.runtime.rank_context import RankContext
-    from meshctl.sampling.answers import AnswerSampler, PromptLimits
+    from meshctl.sampling.answers import AnswerSampler
     from meshctl.sampling.continuous import Answer, Continuous
 
     class Stepper:

@@ -133,7 +133,7 @@ class Watching:
         self._observers.on_attempt(0, None)
         self._follower, self._folding = Follower(run.events), EventFolding(run)
         self._fold = Fold({"one": 2, "two": 2}, since=time.time())
-        self._causes = Causes(frozenset({"one", "two"}), run.log)
+        self._causes = Causes(plan, run.log)
         self._collectives, self._stragglers = CollectiveCheck(plan, 0), Stragglers()
         self._stalls = StallWatch(plan, lambda node, processes: None, run.stalls)
         self._step = 0

@@ -21,7 +21,7 @@ from benchmarks.watching import MadeRun, measured
 from meshctl.run import clock
 from meshctl.run.directory import write_whole
 from meshctl.run.event_folding import KEPT_SEGMENTS, folded
-from meshctl.run.events import SEGMENT_BYTES, Event, folded_name, parsed
+from meshctl.run.events import SEGMENT_BYTES, Event, folded_name
 
 GOALS = {"seconds": 10.0, "megabytes": 5.0}
 LINE_BYTES = 190
@@ -45,7 +45,7 @@ class LongRun(MadeRun):
 
     def prepare(self) -> None:
         for group, stage in (("one", "batch"), ("two", "total")):
-            lines = list[bytes]()
+            steps = list[Event]()
             for step in range(1, self._old + 1):
                 value = {
                     "seconds": 1.0,
@@ -53,9 +53,8 @@ class LongRun(MadeRun):
                     "waits": {stage: 0.1},
                     "routes": {},
                 }
-                event = Event("step", group, 0, step, value=value, time=self._began_at + step)
-                lines.append(json.dumps(vars(event), separators=(",", ":")).encode() + b"\n")
-            events = [event for event in map(parsed, folded((), lines)[0]) if event]
+                steps.append(Event("step", group, 0, step, value=value, time=self._began_at + step))
+            events, _ = folded((), steps)
             for rank in range(self.plan.group(group).workers):
                 texts = (json.dumps(vars(replace(event, rank=rank))) + "\n" for event in events)
                 write_whole(self.run.events / folded_name(f"{group}-{rank}", 9), "".join(texts))

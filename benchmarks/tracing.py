@@ -150,7 +150,7 @@ def measured(rounds: int, steps: int) -> tuple[dict[str, list[float]], float]:
 def spans_of(path: Path, steps: range) -> float:
     """Returns the mean number of spans of a worker in a step."""
     trace = WorkerTrace(path, steps)
-    return statistics.mean(len(trace.read(step).spans) for step in list(trace.attempts)[:100])
+    return statistics.mean(len(trace.read(step)) for step in list(trace.attempts)[:100])
 
 
 def run(end: End, folder: Path, steps: int) -> None:
