@@ -14,17 +14,15 @@ receives are not counted. The place of a call in the user's code is reported and
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from time import perf_counter  # CLOCK_MONOTONIC on Linux, which all processes of a node share
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 import torch
@@ -234,29 +232,32 @@ class CollectiveCalls:
         """The call sites in the last event that had them."""
         self._operations: list[str] = []
         """All operations of the running step, for `run.checks: all`."""
-        self._is_running = False
+        self._depth = 0
 
-    @contextmanager
-    def call(self, form: Form) -> Iterator[None]:
+    def call(self, form: Form) -> Self:
         """Counts an operation, which runs in the `with` block. Operations inside of the block are not
         counted."""
-        if self._is_running:
-            yield
-            return
-        self._count(form)
-        self._is_running = True
-        try:
-            yield
-        finally:
-            self._is_running = False
-        self._progress.end_call(self.key)  # not after an error: the record of a fault names the operation
+        self._depth += 1
+        if self._depth == 1:
+            self._count(form)
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth and kind is None:  # the record of a fault names the operation
+            self._progress.end_call(self.key)
 
     def _count(self, form: Form) -> None:
         if in_pass := PASS_CALL.get():
+            self._depth = 0
             raise CollectiveError(
                 f"`{in_pass.endpoint}` calls a collective, and a pass of a block with `take` runs on one rank"
             )
         if endpoint := self._progress.no_collectives_in:
+            self._depth = 0
             raise CollectiveError(
                 f"`{endpoint}` calls a collective, and its `retry` may repeat the call on one rank only: "
                 "leave out `retry`"
@@ -305,11 +306,8 @@ def _word(part: object) -> str:
     return str(list(part)) if isinstance(part, tuple) else str(part)
 
 
-_LIBRARIES = (
-    *(str(folder) + os.sep for folder in (PACKAGE_DIR / "runtime", Path(torch.__file__).parent)),
-    contextlib.__file__,
-)
-"""Code in these folders and files is not the user's."""
+_LIBRARIES = (str(PACKAGE_DIR / "runtime") + os.sep, str(Path(torch.__file__).parent) + os.sep)
+"""Code in these folders is not the user's."""
 
 
 def call_site(frame: FrameType | None) -> tuple[str, bytes]:
