@@ -4,8 +4,8 @@
     step 57/200  12.4 s  exam.reward 0.61  metrics.loss 0.07  rollout waits 61 % for train (metrics)
 
 One line a step, or one a second where steps are faster. The last step always has its line. It ends with where
-the time goes, as far as there is room in 80 columns. The lines of
-workers are those that `output.py` chooses.
+the time of the attempt goes, as far as there is room in 80 columns. The lines of workers are those that
+`output.py` chooses.
 """
 
 from __future__ import annotations
